@@ -1,0 +1,51 @@
+"""What one model step computes, and what it gives back. No torch: schedulers build these."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from twinpool.request import RequestKey, SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceSlice:
+    """The tokens of one sequence that run in one step.
+
+    `token_ids` (one or more) stand at positions `start`, `start` + 1, …; the KV of all positions before `start` is
+    in the blocks of `block_table`, which also has the slots that the new tokens' KV goes to. With `sampling` the next
+    token, at position `start + len(token_ids)`, is sampled, never one of `banned_token_ids`; without, this is a chunk
+    that does not reach the end of the prompt.
+    """
+
+    key: RequestKey
+    token_ids: Sequence[int]
+    start: int
+    block_table: Sequence[int]
+    sampling: SamplingParams | None = None
+    banned_token_ids: tuple[int, ...] = ()
+
+    @property
+    def end(self) -> int:
+        """Number of tokens whose KV is in the blocks after the step."""
+        return self.start + len(self.token_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class StepBatch:
+    """The slices of one step, at most one per sequence; decoding ones (one token) first."""
+
+    slices: tuple[SequenceSlice, ...]
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that run through the model."""
+        return sum(len(s.token_ids) for s in self.slices)
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutput:
+    """The sampled token of every slice that asked for one, and the step's duration in seconds."""
+
+    token_ids: dict[RequestKey, int]
+    seconds: float

@@ -1,0 +1,106 @@
+"""What a transport must do. One sender per (this worker, decode worker) link, one receiver per decode worker.
+
+A transport moves byte ranges of one KV pool to equal ranges of another, each under a *fence*: the number of the
+reservation that allows it. It decides nothing; who may write where is the ledger's business.
+
+Contract, the same for every transport and tested over each:
+
+- `KVSender.push` is called on the step thread, in layer order, once the bytes are final; it must not block for the
+  network. The source ranges stay unchanged and allocated until `finish` or `stop` has returned.
+- `KVSender.finish` returns when the transport no longer reads the source and will deliver without more calls.
+- After `KVSender.stop` has returned, no byte of that fence is written into the receiver's pool.
+- `KVReceiver.expect` comes before the sender learns the fence; `arrived` returns when every byte is in place.
+- A byte under a fence that is not expected (any more) is dropped and counted, never written; a one-sided transport
+  (`one_sided` true) cannot do that, so the receiver's ledger keeps such blocks in quarantine until the writer has
+  acknowledged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from twinpool.layout import KVLayout
+
+
+@dataclass(frozen=True, slots=True)
+class KVRegion:
+    """A worker's whole KV pool as bytes: a writable view, and its layout."""
+
+    memory: memoryview
+    layout: KVLayout
+    num_blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class BlockRange:
+    """Layers [first_layer, last_layer) of the block pairs source → target."""
+
+    source_blocks: Sequence[int]
+    target_blocks: Sequence[int]
+    first_layer: int
+    last_layer: int
+
+
+@dataclass(frozen=True, slots=True)
+class PushReport:
+    """What went out under a fence: bytes, and the seconds in which at least one push was under way."""
+
+    num_bytes: int
+    seconds: float
+
+
+class KVSender(Protocol):
+    """Pushes to one decode worker."""
+
+    name: str
+    layer_group: int
+    """How many layers to hand over together: small messages cost more than they hide."""
+
+    def push(self, fence: int, blocks: BlockRange) -> None:
+        """Hands ranges to the transport. Step thread. Raises PeerLost."""
+        ...
+
+    async def finish(self, fence: int) -> PushReport:
+        """Waits until everything pushed under `fence` is handed over. Raises PeerLost."""
+        ...
+
+    async def stop(self, fence: int) -> None:
+        """Abandons `fence`: when this returns, nothing is written under it any more. Never raises."""
+        ...
+
+    async def close(self) -> None:
+        """Releases the link. Pushes under way fail with PeerLost."""
+        ...
+
+
+class KVReceiver(Protocol):
+    """Takes pushes of any number of prefill workers into this worker's pool."""
+
+    name: str
+    one_sided: bool
+
+    def address(self) -> bytes:
+        """What a sender needs to connect; travels in PeerWelcome."""
+        ...
+
+    def expect(self, fence: int, writer: str, block_ids: Sequence[int]) -> None:
+        """Lets `writer` (worker_id/incarnation) write these blocks, all layers, under `fence`."""
+        ...
+
+    async def arrived(self, fence: int) -> None:
+        """Returns when every byte expected under `fence` is in place. Cancel it to give up waiting. Raises PeerLost."""
+        ...
+
+    async def cancel(self, fence: int) -> None:
+        """Stops expecting `fence`; when this returns, only a one-sided writer could still write under it."""
+        ...
+
+    def forget(self, fence: int) -> None:
+        """The reservation ended well; drop the bookkeeping of `fence`."""
+        ...
+
+    async def close(self) -> None:
+        """Releases sockets and shared memory."""
+        ...

@@ -1,0 +1,182 @@
+"""Settings: frozen values, checked once at the edge.
+
+The CLI builds these from flags and environment; nothing else reads either. "auto" values are resolved into new
+objects by whoever can know (the worker for dtype and pool size, the connector for the transport).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from twinpool.errors import ConfigError
+
+
+class Role(StrEnum):
+    """What a worker does."""
+
+    PREFILL = "prefill"
+    DECODE = "decode"
+    COLOCATED = "colocated"
+
+
+class TransportName(StrEnum):
+    """How KV blocks travel."""
+
+    AUTO = "auto"
+    SHM = "shm"
+    TCP = "tcp"
+    UCX = "ucx"
+    LOOPBACK = "loopback"
+
+
+def require(setting: str, value: object, ok: bool, allowed: str) -> None:
+    """Raises ConfigError naming the setting, its value and what is allowed, unless `ok`."""
+    if not ok:
+        raise ConfigError(f"{setting} is {value!r}; allowed: {allowed}")
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """One worker's engine.
+
+    `model_dir` holds config.json, safetensors and tokenizer (what `engine.model_files.resolve` returns). `dtype` is
+    "auto" or a `Dtype` value. `num_blocks` fixes the KV pool's size; None takes `kv_memory_fraction` of the memory
+    that is free on the device when the worker starts, shared by `workers_on_host` workers. `max_model_len` None is
+    the model's own context. `threads` bounds the CPU threads of the model, `cpu_cores` are the cores to pin them to
+    (empty: not pinned).
+    """
+
+    model_dir: str
+    dtype: str = "auto"
+    device: str = "auto"
+    block_size: int = 16
+    num_blocks: int | None = None
+    kv_memory_fraction: float = 0.5
+    workers_on_host: int = 1
+    max_model_len: int | None = None
+    threads: int = 1
+    cpu_cores: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        require("--dtype", self.dtype, self.dtype in ("auto", "float32", "bfloat16", "float16"),
+                "auto, float32, bfloat16, float16")  # fmt: skip
+        require("--block-size", self.block_size, self.block_size in (8, 16, 32, 64, 128), "8, 16, 32, 64, 128")
+        require("--num-blocks", self.num_blocks, self.num_blocks is None or self.num_blocks >= 2, "2 or more")
+        require("--kv-memory-fraction", self.kv_memory_fraction, 0 < self.kv_memory_fraction <= 0.95,
+                "above 0, at most 0.95")  # fmt: skip
+        require("--threads", self.threads, self.threads >= 1, "1 or more")
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerConfig:
+    """How one worker forms its steps.
+
+    `token_budget` bounds the prompt tokens of one step (the chunk). `max_num_seqs` bounds the sequences that decode
+    together. `headroom_tokens` is the growth room that a sequence must have before decode admits it, as KV slots
+    beyond its prompt (less when its `max_tokens` is less). `max_queue_age_s` is the age at which a waiting prompt
+    goes before shorter ones. `max_parked_blocks` bounds the blocks on prefill whose prompts wait for a grant of
+    decode (None: half the pool). `transfer_timeout_s` bounds the wait for a granted transfer beyond what its bytes
+    take at the measured rate.
+    """
+
+    token_budget: int = 512
+    max_num_seqs: int = 64
+    headroom_tokens: int = 64
+    max_queue_age_s: float = 2.0
+    max_parked_blocks: int | None = None
+    transfer_timeout_s: float = 10.0
+    prefix_cache: bool = True
+
+    def __post_init__(self) -> None:
+        require("--token-budget", self.token_budget, self.token_budget >= 1, "1 or more")
+        require("--max-num-seqs", self.max_num_seqs, self.max_num_seqs >= 1, "1 or more")
+
+
+@dataclass(frozen=True, slots=True)
+class TransferConfig:
+    """How KV blocks travel. `deployment` names this server's shared-memory files, so two servers never meet."""
+
+    transport: TransportName = TransportName.AUTO
+    deployment: str = "local"
+    host: str = "127.0.0.1"
+    faults: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class LinkConfig:
+    """How a worker reaches its coordinator, and how both notice that the other is gone.
+
+    A heartbeat leaves every `heartbeat_s`; without one for `lease_s` the worker counts as lost.
+    """
+
+    coordinator: str
+    worker_id: str
+    heartbeat_s: float = 0.5
+    lease_s: float = 5.0
+    lifeline_fd: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerConfig:
+    """Everything one worker process needs."""
+
+    role: Role
+    link: LinkConfig
+    engine: EngineConfig
+    scheduler: SchedulerConfig
+    transfer: TransferConfig
+    strict: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class CoordinatorConfig:
+    """The coordinator's bounds.
+
+    The queue is bounded in requests, in prompt tokens and in time. `max_in_flight` bounds the requests that are on
+    workers (None: what the decode workers report they can run, twice over). `max_attempts` bounds how often one
+    request is started.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    control: str = "tcp://127.0.0.1:*"
+    served_model_name: str = ""
+    max_queue_requests: int = 256
+    max_queue_tokens: int = 1_000_000
+    max_wait_s: float = 60.0
+    max_in_flight: int | None = None
+    max_attempts: int = 3
+    drain_s: float = 30.0
+    heartbeat_s: float = 0.5
+    lease_s: float = 5.0
+    start_timeout_s: float = 120.0
+    finished_timelines: int = 1000
+    strict: bool = False
+
+    def __post_init__(self) -> None:
+        require("--max-queue-requests", self.max_queue_requests, self.max_queue_requests >= 1, "1 or more")
+        require("--max-queue-tokens", self.max_queue_tokens, self.max_queue_tokens >= 1, "1 or more")
+        require("--max-wait", self.max_wait_s, self.max_wait_s > 0, "above 0")
+        require("--max-attempts", self.max_attempts, self.max_attempts >= 1, "1 or more")
+
+
+@dataclass(frozen=True, slots=True)
+class PoolPlan:
+    """How many workers of each role to start: x prefill and y decode, or k colocated."""
+
+    prefill: int = 1
+    decode: int = 1
+    colocated: int = 0
+
+    def __post_init__(self) -> None:
+        split, mixed = self.prefill + self.decode, self.colocated
+        require("--colocated", self.colocated, not (split and mixed), "0 together with --prefill and --decode")
+        require("--prefill and --decode", (self.prefill, self.decode),
+                mixed > 0 or (self.prefill > 0 and self.decode > 0), "1 or more of both, or --colocated K")  # fmt: skip
+
+    def roles(self) -> Sequence[tuple[str, Role]]:
+        """The workers to start: (worker id, role)."""
+        counts = ((Role.PREFILL, self.prefill), (Role.DECODE, self.decode), (Role.COLOCATED, self.colocated))
+        return [(f"{role}-{i}", role) for role, count in counts for i in range(count)]

@@ -1,0 +1,69 @@
+"""How KV lies in memory: sizes, offsets and the fingerprint that two workers must share.
+
+Block-major, heads before slots::
+
+    kv[block, layer, k|v, kv_head, slot, head_dim]
+
+A block is one contiguous range; so is one layer of a block, a run of consecutive layers of a block, and a run of
+heads of one (block, layer, k|v).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+LAYOUT_VERSION = 1
+
+
+class Dtype(StrEnum):
+    """Element types of weights and KV."""
+
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
+    FLOAT16 = "float16"
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes per element."""
+        return 4 if self is Dtype.FLOAT32 else 2
+
+
+@dataclass(frozen=True, slots=True)
+class KVLayout:
+    """The shape of one worker's KV blocks.
+
+    `num_kv_heads` counts key/value heads (never query heads); `head_dim` and `block_size` count elements and
+    token slots.
+    """
+
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+    block_size: int
+    dtype: Dtype
+    version: int = LAYOUT_VERSION
+
+    @property
+    def layer_bytes(self) -> int:
+        """Bytes of one layer of one block (K and V)."""
+        return 2 * self.num_kv_heads * self.block_size * self.head_dim * self.dtype.num_bytes
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of one block over all layers."""
+        return self.num_layers * self.layer_bytes
+
+    @property
+    def token_bytes(self) -> int:
+        """KV bytes per token = 2 × layers × kv_heads × head_dim × bytes per element."""
+        return self.block_bytes // self.block_size
+
+    def num_blocks(self, num_tokens: int) -> int:
+        """Blocks that `num_tokens` tokens occupy, the last one perhaps partly."""
+        return -(-num_tokens // self.block_size)
+
+    def layer_range(self, block_id: int, first_layer: int, last_layer: int) -> tuple[int, int]:
+        """Byte offset and length, inside the pool, of layers [first_layer, last_layer) of one block."""
+        start = block_id * self.block_bytes + first_layer * self.layer_bytes
+        return start, (last_layer - first_layer) * self.layer_bytes

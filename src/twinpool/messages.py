@@ -1,0 +1,385 @@
+"""Every message on a wire: frozen, typed, tagged, versioned; MessagePack by msgspec.
+
+Decoding rejects what it does not know: another version, an unknown tag, an unknown or ill-typed field. Durations
+are seconds on the sender's own clock; no timestamp crosses a process border.
+
+Who sends what::
+
+    worker → coordinator     Register, LinkReady, Heartbeat, Granted, Refused, StepTokens, PrefillReport, HandoffReport,
+                             Dropped, Left
+    coordinator → worker     Welcome, Denied, Peers, Prefill, Reserve, PushTo, Generate, Cancel, Stop
+    prefill → decode         PeerHello, Seal, RevokeAck
+    decode → prefill         PeerWelcome, PeerDenied, SealAck, Revoke
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from twinpool.config import Role
+from twinpool.errors import ProtocolError
+from twinpool.layout import KVLayout
+from twinpool.request import FinishReason, Job, RequestKey
+
+PROTOCOL_VERSION = 1
+MAX_MESSAGE_BYTES = 64 << 20
+
+
+class Message(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """Base of all messages."""
+
+
+# ── what a worker is and how it does ──────────────────────────────────────────────────────────────────────────────
+
+
+class PeerInfo(Message, frozen=True, tag=True):
+    """How to reach a worker's peer socket. `incarnation` is new at every start of the process."""
+
+    worker_id: str
+    incarnation: str
+    role: Role
+    endpoint: str
+
+
+class Register(Message, frozen=True, tag=True):
+    """A worker offers itself. The coordinator answers Welcome or Denied.
+
+    `fingerprint` names model config and weights; `capacity_tokens` is the KV pool in tokens; `max_model_len` the
+    longest sequence it can hold; `transports` the KV transports it can use.
+    """
+
+    worker_id: str
+    incarnation: str
+    role: Role
+    pid: int
+    host: str
+    endpoint: str
+    fingerprint: str
+    layout: KVLayout
+    num_blocks: int
+    max_model_len: int
+    max_num_seqs: int
+    transports: tuple[str, ...]
+    protocol: int = PROTOCOL_VERSION
+
+
+class LinkReady(Message, frozen=True, tag=True):
+    """A prefill worker has connected to a decode worker and probed the link.
+
+    `gb_per_s` is the measured rate of the probe in 1e9 bytes per second, over `probe_bytes`.
+    """
+
+    decode_worker: str
+    decode_incarnation: str
+    transport: str
+    gb_per_s: float
+    probe_bytes: int
+
+
+class LinkFailed(Message, frozen=True, tag=True):
+    """A prefill worker cannot exchange KV with a decode worker (layouts differ, probe failed)."""
+
+    decode_worker: str
+    decode_incarnation: str
+    reason: str
+
+
+class WorkerStats(Message, frozen=True, tag=True):
+    """A worker's counts at one moment; `counters` only grow (names: `twinpool.metrics`)."""
+
+    free_blocks: int
+    owned_blocks: int
+    cached_blocks: int
+    quarantined_blocks: int
+    leased_blocks: int
+    waiting: int
+    running: int
+    waiting_tokens: int
+    counters: dict[str, float]
+
+
+class Heartbeat(Message, frozen=True, tag=True):
+    """Sent every `heartbeat_s`, and at once when the pool becomes empty of work."""
+
+    stats: WorkerStats
+
+
+class Left(Message, frozen=True, tag=True):
+    """The worker stops on purpose; nothing more comes from it. `reason` is for the log."""
+
+    reason: str
+
+
+class Welcome(Message, frozen=True, tag=True):
+    """The worker is in. It heartbeats every `heartbeat_s`; without one for `lease_s` it counts as lost."""
+
+    heartbeat_s: float
+    lease_s: float
+
+
+class Denied(Message, frozen=True, tag=True):
+    """The worker must not join: `reason` names both sides' values. The worker exits with that line."""
+
+    reason: str
+
+
+class Peers(Message, frozen=True, tag=True):
+    """All live workers that this worker may exchange KV with: the whole list, each time it changes."""
+
+    peers: tuple[PeerInfo, ...]
+
+
+class Stop(Message, frozen=True, tag=True):
+    """Finish nothing more: release everything and exit."""
+
+
+# ── a request's way through the pools ─────────────────────────────────────────────────────────────────────────────
+
+
+class Prefill(Message, frozen=True, tag=True):
+    """Compute the job's prompt and sample one token. `decode_worker` will take the KV once it has granted room."""
+
+    job: Job
+    decode_worker: str
+
+
+class Reserve(Message, frozen=True, tag=True):
+    """Reserve room on decode for the job, whose KV `prefill_worker` will push. Answer: Granted, now or when room is."""
+
+    job: Job
+    prefill_worker: str
+    prefill_incarnation: str
+
+
+class Granted(Message, frozen=True, tag=True):
+    """Decode holds blocks for the job. `block_ids` is the whole table of the prompt's blocks in order; the first
+    `num_cached_blocks` are already valid there and must not be sent. `wait_s`: from Reserve to this grant.
+    """
+
+    key: RequestKey
+    fence: int
+    block_ids: tuple[int, ...]
+    num_cached_blocks: int
+    wait_s: float
+
+
+class PushTo(Message, frozen=True, tag=True):
+    """The grant, forwarded to the prefill worker that computes the job."""
+
+    key: RequestKey
+    decode_worker: str
+    decode_incarnation: str
+    fence: int
+    block_ids: tuple[int, ...]
+    num_cached_blocks: int
+
+
+class Generate(Message, frozen=True, tag=True):
+    """Colocated: prefill and decode the job in one worker."""
+
+    job: Job
+
+
+class Token(msgspec.Struct, frozen=True, array_like=True):
+    """One output token of one attempt. `index` counts the request's output tokens from 0 over all attempts."""
+
+    key: RequestKey
+    index: int
+    token_id: int
+    finish: FinishReason | None = None
+
+
+class StepTokens(Message, frozen=True, tag=True):
+    """All tokens that one step of one worker produced."""
+
+    tokens: tuple[Token, ...]
+
+
+class PrefillReport(Message, frozen=True, tag=True):
+    """The prompt is computed (sent with, and before, its first token).
+
+    `queue_s` from receipt to the first step, `compute_s` from there to the sampled token; `num_cached` prompt tokens
+    came from the prefix cache, `num_computed` were run. Their sum is the job's token count.
+    """
+
+    key: RequestKey
+    queue_s: float
+    compute_s: float
+    num_cached: int
+    num_computed: int
+    num_steps: int
+
+
+class HandoffReport(Message, frozen=True, tag=True):
+    """Decode has verified the KV and owns the request.
+
+    `num_bytes` were moved in `transfer_s` (sender's clock, first push to last byte, pauses between chunks left out);
+    `wait_s` is the time between the seal's arrival and the end of verification; `num_blocks_sent` and
+    `num_blocks_cached` add up to the prompt's blocks.
+    """
+
+    key: RequestKey
+    transport: str
+    num_bytes: int
+    transfer_s: float
+    wait_s: float
+    num_blocks_sent: int
+    num_blocks_cached: int
+
+
+class Dropped(Message, frozen=True, tag=True):
+    """The worker no longer holds anything of this attempt and did not finish it.
+
+    `reason`: "cancelled" (asked to), "preempted" (no room to grow), "transfer" (KV lost or corrupt), "refused" (it can
+    never fit), "deadline". `detail` is for people.
+    """
+
+    key: RequestKey
+    reason: str
+    detail: str = ""
+
+
+class Cancel(Message, frozen=True, tag=True):
+    """Stop this attempt and release all it holds. Answered by Dropped("cancelled"), also for an unknown key."""
+
+    key: RequestKey
+
+
+# ── between a prefill and a decode worker ─────────────────────────────────────────────────────────────────────────
+
+
+class PeerHello(Message, frozen=True, tag=True):
+    """First message of a prefill worker on a decode worker's peer socket."""
+
+    worker_id: str
+    incarnation: str
+    fingerprint: str
+    layout: KVLayout
+    transport: str
+    transports: tuple[str, ...]
+    host: str
+    address: bytes = b""
+    protocol: int = PROTOCOL_VERSION
+
+
+class PeerWelcome(Message, frozen=True, tag=True):
+    """The decode worker accepts: use `transport`, with `address` (the transport's own business)."""
+
+    worker_id: str
+    incarnation: str
+    transport: str
+    address: bytes
+
+
+class PeerDenied(Message, frozen=True, tag=True):
+    """The decode worker refuses; `reason` names both sides' values."""
+
+    reason: str
+
+
+class Manifest(msgspec.Struct, frozen=True):
+    """What was sent, so that the receiver can tell whether it is all there and unchanged.
+
+    `block_ids` are the receiver's blocks that were written, in order; `digests[i]` is the 64-bit xxh3 of block i's
+    bytes as sent. `num_tokens` tokens of the sequence are covered, cached blocks included. `first_token` is the token
+    that prefill sampled after them. `num_bytes` and `transfer_s` are the sender's figures.
+    """
+
+    key: RequestKey
+    fence: int
+    fingerprint: str
+    layout: KVLayout
+    num_tokens: int
+    block_ids: tuple[int, ...]
+    digests: tuple[int, ...]
+    first_token: int
+    num_bytes: int
+    transfer_s: float
+
+
+class Seal(Message, frozen=True, tag=True):
+    """All bytes are handed to the transport; here is what they must be."""
+
+    manifest: Manifest
+
+
+class SealAck(Message, frozen=True, tag=True):
+    """Decode has verified (or, with an `error`, refused) the sealed KV; prefill may release its blocks."""
+
+    key: RequestKey
+    fence: int
+    error: str = ""
+
+
+class Revoke(Message, frozen=True, tag=True):
+    """Stop writing under this fence, forever, and acknowledge when no byte can come any more."""
+
+    key: RequestKey
+    fence: int
+
+
+class RevokeAck(Message, frozen=True, tag=True):
+    """No byte will be written under this fence any more."""
+
+    key: RequestKey
+    fence: int
+
+
+class ProbeSeal(Message, frozen=True, tag=True):
+    """The probe's bytes are sent; the receiver answers ProbeAck once they are all there and equal."""
+
+    fence: int
+    digests: tuple[int, ...]
+
+
+class ProbeAck(Message, frozen=True, tag=True):
+    """The probe arrived (or not: `error`)."""
+
+    fence: int
+    error: str = ""
+
+
+class ProbeRequest(Message, frozen=True, tag=True):
+    """A prefill worker asks for blocks to write a probe into."""
+
+    num_blocks: int
+
+
+class ProbeGrant(Message, frozen=True, tag=True):
+    """Blocks for a probe. They return to the pool when the probe ends."""
+
+    fence: int
+    block_ids: tuple[int, ...]
+
+
+AnyMessage = (
+    Register | LinkReady | LinkFailed | Heartbeat | Left | Welcome | Denied | Peers | Stop
+    | Prefill | Reserve | Granted | PushTo | Generate | StepTokens | PrefillReport | HandoffReport | Dropped | Cancel
+    | PeerHello | PeerWelcome | PeerDenied | Seal | SealAck | Revoke | RevokeAck
+    | ProbeRequest | ProbeGrant | ProbeSeal | ProbeAck
+)  # fmt: skip
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(AnyMessage)
+
+
+def encode(message: Message) -> bytes:
+    """The message as one MessagePack map."""
+    return _encoder.encode(message)
+
+
+def decode(data: bytes | memoryview) -> Message:
+    """The message in `data`.
+
+    Raises:
+        ProtocolError: `data` is too long, no MessagePack, or no message that this version knows.
+    """
+    if len(data) > MAX_MESSAGE_BYTES:
+        raise ProtocolError(f"a message of {len(data)} bytes; at most {MAX_MESSAGE_BYTES} are read")
+    try:
+        message: Message = _decoder.decode(data)
+    except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError) as exc:
+        raise ProtocolError(f"a message that this version does not read: {exc}") from exc
+    return message

@@ -1,0 +1,81 @@
+"""Every metric's name, once. Workers count under these names; the coordinator shows them on `/metrics`."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from enum import StrEnum
+
+
+class WorkerMetric(StrEnum):
+    """What a worker counts. All only grow; the value is the Prometheus name without the prefix ``twinpool_``."""
+
+    STEPS = "steps_total"
+    STEP_SECONDS = "step_seconds_total"
+    PROMPT_TOKENS_COMPUTED = "prompt_tokens_computed_total"
+    PROMPT_TOKENS_CACHED = "prompt_tokens_cached_total"
+    DECODE_POOL_PROMPT_TOKENS = "decode_pool_prompt_tokens_total"
+    OUTPUT_TOKENS = "output_tokens_total"
+    BLOCKS_SENT = "kv_blocks_sent_total"
+    BLOCKS_RECEIVED = "kv_blocks_received_total"
+    BLOCKS_SKIPPED = "kv_blocks_not_sent_cached_total"
+    BYTES_SENT = "kv_bytes_sent_total"
+    BYTES_RECEIVED = "kv_bytes_received_total"
+    TRANSFER_SECONDS = "kv_transfer_seconds_total"
+    TRANSFER_FAILURES = "kv_transfer_failures_total"
+    DIGEST_MISMATCHES = "kv_digest_mismatches_total"
+    STALE_FENCES = "kv_stale_fences_total"
+    PREEMPTIONS = "preemptions_total"
+    CANCELLED = "cancelled_total"
+    REFUSED = "refused_total"
+    EXPIRED = "reservations_expired_total"
+    JUNK_MESSAGES = "junk_messages_total"
+    INVARIANT_VIOLATIONS = "invariant_violations_total"
+
+
+METRIC_HELP: dict[WorkerMetric, str] = {
+    WorkerMetric.STEPS: "Model steps run.",
+    WorkerMetric.STEP_SECONDS: "Seconds spent in model steps.",
+    WorkerMetric.PROMPT_TOKENS_COMPUTED: "Prompt tokens run through the model.",
+    WorkerMetric.PROMPT_TOKENS_CACHED: "Prompt tokens taken from the prefix cache.",
+    WorkerMetric.DECODE_POOL_PROMPT_TOKENS: "Prompt tokens that a decode worker computed itself; 0 when split.",
+    WorkerMetric.OUTPUT_TOKENS: "Tokens sampled.",
+    WorkerMetric.BLOCKS_SENT: "KV blocks pushed to a decode worker.",
+    WorkerMetric.BLOCKS_RECEIVED: "KV blocks received and verified.",
+    WorkerMetric.BLOCKS_SKIPPED: "KV blocks not sent because decode already had them.",
+    WorkerMetric.BYTES_SENT: "KV bytes pushed.",
+    WorkerMetric.BYTES_RECEIVED: "KV bytes received and verified.",
+    WorkerMetric.TRANSFER_SECONDS: "Seconds spent pushing KV.",
+    WorkerMetric.TRANSFER_FAILURES: "Hand-offs that failed (peer lost, digest, timeout).",
+    WorkerMetric.DIGEST_MISMATCHES: "Blocks whose bytes were not the bytes that were sent.",
+    WorkerMetric.STALE_FENCES: "Writes or messages dropped because their fence was old.",
+    WorkerMetric.PREEMPTIONS: "Sequences that gave their blocks up for an older one.",
+    WorkerMetric.CANCELLED: "Attempts cancelled here.",
+    WorkerMetric.REFUSED: "Jobs refused here.",
+    WorkerMetric.EXPIRED: "Reservations that ran out before their KV came.",
+    WorkerMetric.JUNK_MESSAGES: "Messages that did not decode or made no sense.",
+    WorkerMetric.INVARIANT_VIOLATIONS: "Broken ownership invariants. Anything but 0 is a bug in Twinpool.",
+}
+
+
+class Counters:
+    """A worker's counters. Adding a negative amount is a bug and raises ValueError."""
+
+    def __init__(self) -> None:
+        self._values: Counter[str] = Counter()
+
+    def add(self, metric: WorkerMetric, amount: float = 1) -> None:
+        """Adds `amount` (0 or more)."""
+        if amount < 0:
+            raise ValueError(f"{metric} cannot fall by {-amount}")
+        self._values[metric.value] += amount  # type: ignore[assignment]  # Counter is typed for int
+
+    def __getitem__(self, metric: WorkerMetric) -> float:
+        return self._values[metric.value]
+
+    def __iter__(self) -> Iterator[tuple[str, float]]:
+        return iter(self._values.items())
+
+    def snapshot(self) -> dict[str, float]:
+        """All values so far, by name."""
+        return dict(self._values)

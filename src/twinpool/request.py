@@ -1,0 +1,130 @@
+"""A request as every process sees it: states, reasons to end, sampling parameters, and the work order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import NamedTuple
+
+
+class RequestState(StrEnum):
+    """Where a request is in its life. The moves between them are `coordinator/lifecycle.py`'s table."""
+
+    RECEIVED = "received"
+    VALIDATED = "validated"
+    TOKENIZED = "tokenized"
+    QUEUED = "queued"
+    PREFILLING = "prefilling"
+    TRANSFERRING = "transferring"
+    DECODING = "decoding"
+    DRAINING = "draining"
+    COMPLETED = "completed"
+    REJECTED = "rejected"
+    TIMED_OUT = "timed_out"
+    CANCELLED = "cancelled"
+    FAILED = "failed"
+
+    @property
+    def is_terminal(self) -> bool:
+        """Whether nothing follows."""
+        return self in TERMINAL_STATES
+
+
+TERMINAL_STATES = frozenset(
+    {
+        RequestState.COMPLETED,
+        RequestState.REJECTED,
+        RequestState.TIMED_OUT,
+        RequestState.CANCELLED,
+        RequestState.FAILED,
+    }
+)
+
+
+class FinishReason(StrEnum):
+    """Why a stream ended. The first two are answers; the others are explicit error events."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    CANCELLED = "cancelled"
+    TIMEOUT = "timeout"
+    ERROR = "error"
+
+
+class RequestKey(NamedTuple):
+    """One attempt at one request. Workers know requests only by this pair; a stale attempt never matches."""
+
+    request_id: str
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How the next token is chosen, and when generation ends at a token.
+
+    `temperature` 0 is greedy. `top_k` 0 and `top_p` 1 and `min_p` 0 are off. The noise of the token at absolute
+    position p of the sequence is a pure function of (`seed`, p). `max_tokens` and `min_tokens` count output tokens
+    of the whole request, over all attempts.
+    """
+
+    max_tokens: int
+    seed: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    min_tokens: int = 0
+    ignore_eos: bool = False
+    stop_token_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """The work order for one attempt at one request.
+
+    `token_ids` is the prompt followed by the `num_emitted` output tokens that the client already has (zero at the
+    first attempt): resuming is prefilling them too. `eos_token_ids` end the answer unless `ignore_eos`.
+    """
+
+    request_id: str
+    attempt: int
+    token_ids: tuple[int, ...]
+    sampling: SamplingParams
+    eos_token_ids: tuple[int, ...]
+    num_emitted: int = 0
+    cache_salt: str = ""
+
+    @property
+    def key(self) -> RequestKey:
+        """Which attempt at which request this is."""
+        return RequestKey(self.request_id, self.attempt)
+
+    @property
+    def num_prompt(self) -> int:
+        """Tokens of the client's own prompt."""
+        return len(self.token_ids) - self.num_emitted
+
+    @property
+    def max_total_tokens(self) -> int:
+        """The longest this sequence can become, in tokens."""
+        return self.num_prompt + self.sampling.max_tokens
+
+    def finish_reason(self, output_index: int, token_id: int) -> FinishReason | None:
+        """Why generation ends with the output token `token_id` at `output_index` (from 0), or None to go on.
+
+        Tokens that would end the answer are banned before `min_tokens` (`banned_token_ids`), so they are not
+        looked at again here.
+        """
+        if output_index + 1 > self.sampling.min_tokens:
+            if token_id in self.sampling.stop_token_ids:
+                return FinishReason.STOP
+            if not self.sampling.ignore_eos and token_id in self.eos_token_ids:
+                return FinishReason.STOP
+        return FinishReason.LENGTH if output_index + 1 >= self.sampling.max_tokens else None
+
+    def banned_token_ids(self, output_index: int) -> tuple[int, ...]:
+        """Tokens that must not be sampled at `output_index`, because `min_tokens` is not reached yet."""
+        if output_index + 1 > self.sampling.min_tokens:
+            return ()
+        eos = () if self.sampling.ignore_eos else self.eos_token_ids
+        return (*self.sampling.stop_token_ids, *eos)

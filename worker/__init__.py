@@ -1,0 +1,1 @@
+"""The process around a role: registration, heartbeats, control thread, step thread."""

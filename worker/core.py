@@ -1,0 +1,223 @@
+"""What a role is to the process around it: a core that takes events and gives commands, and plans the next step.
+
+A role core (prefill, decode, colocated) is plain Python. It owns the block pool, the ledger and the scheduler; it
+knows no tensor, socket, thread or clock. Its shell calls, on one thread::
+
+    for command in core.handle(event, now): carry out
+    plan = core.next_step(now)      # whenever the step thread is idle; None: nothing to run
+
+and answers every plan with `StepDone` (or `StepFailed`), every `FinishPush` with `PushFinished` or `PushFailed`,
+every `StopPush` with `PushStopped`, every `Verify` with `Verified`, every `CancelReceive` with `ReceiveCancelled`.
+Answers may come late and in any order, after the request is long gone; cores ignore those they no longer wait for.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from twinpool.engine.batch import StepBatch, StepOutput
+from twinpool.messages import Manifest, Message, WorkerStats
+
+# ── events ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True, slots=True)
+class FromCoordinator:
+    """A message of the coordinator."""
+
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class FromPeer:
+    """A message of another worker, over the peer channel."""
+
+    worker_id: str
+    incarnation: str
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class PeerLinked:
+    """KV can be pushed to this decode worker (prefill side): handshake and probe succeeded."""
+
+    worker_id: str
+    incarnation: str
+    transport: str
+
+
+@dataclass(frozen=True, slots=True)
+class PeerGone:
+    """That process is dead or declared lost: nothing comes from it, and it writes nothing, any more."""
+
+    worker_id: str
+    incarnation: str
+
+
+@dataclass(frozen=True, slots=True)
+class StepDone:
+    """The plan has run; its layer pushes are handed to the transport."""
+
+    plan: StepPlan
+    output: StepOutput
+
+
+@dataclass(frozen=True, slots=True)
+class PushFinished:
+    """Every byte pushed under `fence` is handed over. `digests[i]` belongs to the i-th block of the `FinishPush`."""
+
+    fence: int
+    digests: tuple[int, ...]
+    num_bytes: int
+    transfer_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class PushFailed:
+    """The bytes under `fence` cannot be delivered; none will be written any more."""
+
+    fence: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class PushStopped:
+    """Nothing will be written under `fence` any more; its source blocks are no longer read."""
+
+    fence: int
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """All bytes of a sealed reservation are in place and equal their digests; or not: `error` says why."""
+
+    fence: int
+    wait_s: float
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ReceiveCancelled:
+    """This side expects, and by itself lets in, no byte under `fence` any more (the writer may still write one-sidedly)."""
+
+    fence: int
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time has passed. Comes at least every 100 ms, whether or not anything else happens."""
+
+
+Event = (
+    FromCoordinator | FromPeer | PeerLinked | PeerGone | StepDone
+    | PushFinished | PushFailed | PushStopped | Verified | ReceiveCancelled | Tick
+)  # fmt: skip
+
+# ── commands ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True, slots=True)
+class SendCoordinator:
+    """Send to the coordinator."""
+
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class SendPeer:
+    """Send to another worker. Dropped if that incarnation is gone: a `PeerGone` comes or has come."""
+
+    worker_id: str
+    incarnation: str
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class BlockPush:
+    """Copies of whole blocks: `source_blocks[i]` here to `target_blocks[i]` of the decode worker, under `fence`."""
+
+    fence: int
+    worker_id: str
+    source_blocks: tuple[int, ...]
+    target_blocks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Push:
+    """Push blocks that are already filled (all layers). The blocks stay pinned until the push finished or stopped."""
+
+    push: BlockPush
+
+
+@dataclass(frozen=True, slots=True)
+class FinishPush:
+    """No more pushes under `fence`: answer when all bytes are handed over, with the digests of `source_blocks`."""
+
+    fence: int
+    worker_id: str
+    source_blocks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StopPush:
+    """Abandon the pushes under `fence`."""
+
+    fence: int
+    worker_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class PostReceive:
+    """Expect `writer` (a worker and its incarnation) to write all of `block_ids` under `fence`."""
+
+    fence: int
+    writer: str
+    writer_incarnation: str
+    block_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CancelReceive:
+    """Expect nothing under `fence` any more."""
+
+    fence: int
+
+
+@dataclass(frozen=True, slots=True)
+class Verify:
+    """Wait until all bytes under the manifest's fence are in place, at most `timeout_s`, and check their digests."""
+
+    manifest: Manifest
+    timeout_s: float
+
+
+Command = SendCoordinator | SendPeer | Push | FinishPush | StopPush | PostReceive | CancelReceive | Verify
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """One model step. As each layer's KV is written, that layer of every block in `pushes` is pushed."""
+
+    batch: StepBatch
+    pushes: tuple[BlockPush, ...] = ()
+
+
+class RoleCore(Protocol):
+    """The decisions of one role."""
+
+    def handle(self, event: Event, now: float) -> list[Command]:
+        """Takes one event; returns what to do about it, in order."""
+        ...
+
+    def next_step(self, now: float) -> StepPlan | None:
+        """The next step to run, or None if there is nothing to run. Called only when no step runs."""
+        ...
+
+    def stats(self) -> WorkerStats:
+        """Blocks by state, queue lengths and counters at this moment."""
+        ...
+
+    def check(self) -> None:
+        """Raises InvariantViolation if a block has no owner, or two (I1), or a count is wrong."""
+        ...
