@@ -1,0 +1,82 @@
+"""What the gateway (HTTP) asks of the coordinator behind it. The gateway knows nothing of workers or states."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from twinpool.errors import RequestError
+from twinpool.request import FinishReason, SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """A validated, tokenized request. `received_at` is the coordinator clock's reading when the HTTP request came in,
+    `validated_at` and `tokenized_at` those after parsing and after tokenizing."""
+
+    request_id: str
+    prompt_token_ids: tuple[int, ...]
+    sampling: SamplingParams
+    received_at: float
+    validated_at: float
+    tokenized_at: float
+    cache_salt: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """The next output tokens of a request, in order, each exactly once. The last one has `finish`; it may have no tokens.
+
+    `error` is set when `finish` is CANCELLED, TIMEOUT or ERROR, and says why. `first_index` counts output tokens from 0.
+    """
+
+    token_ids: tuple[int, ...]
+    first_index: int
+    finish: FinishReason | None = None
+    error: RequestError | None = None
+
+
+class Service(Protocol):
+    """One coordinator."""
+
+    def now(self) -> float:
+        """The coordinator clock, in seconds."""
+        ...
+
+    def submit(self, submission: Submission) -> AsyncIterator[Output]:
+        """Admits the request and yields its outputs; ends after the one with `finish`.
+
+        Raises at once: ContextLengthExceeded, QueueFull, NoWorker, InvalidRequest.
+        """
+        ...
+
+    def complete(self, request_id: str, num_output_tokens: int) -> None:
+        """A stop string ended the answer at its `num_output_tokens`-th token: the workers stop, the state is completed.
+        Later tokens are dropped. The iterator of `submit` ends without another output."""
+        ...
+
+    def abandon(self, request_id: str) -> None:
+        """The client has left: everything of this request is released. Unknown or finished ids are ignored."""
+        ...
+
+    def delivered(self, request_id: str) -> None:
+        """The first output has been handed to the HTTP connection (stamps TTFT on the server's clock)."""
+        ...
+
+    def timeline(self, request_id: str) -> Mapping[str, Any]:
+        """The stages of a running or recent request as JSON values. Raises UnknownRequest."""
+        ...
+
+    def ready(self) -> tuple[bool, str]:
+        """Whether every pool has a worker that can execute, and a sentence that says what is missing."""
+        ...
+
+    def metrics_text(self) -> bytes:
+        """All metrics in the Prometheus text format."""
+        ...
+
+    @property
+    def max_model_len(self) -> int:
+        """The longest sequence, in tokens, that every worker can hold (the smallest of the workers' bounds)."""
+        ...
