@@ -1,0 +1,165 @@
+"""Starting worker processes on this host, watching them, and leaving none behind.
+
+Each worker inherits the read end of a pipe, its *lifeline*, whose write end only this process holds: however this
+process dies, the pipe closes and the worker exits. Workers run in their own process group, so that Ctrl-C reaches the
+coordinator alone, which drains before it stops them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from twinpool.config import Role
+
+EXIT_CONFIG = 2
+"""Exit status of a worker whose settings are wrong: starting it again cannot help."""
+
+RESTARTS_ALLOWED = 5
+RESTART_WINDOW_S = 120.0
+FIRST_BACKOFF_S = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSpec:
+    """One worker to run: its name, its role, its cores (empty: not pinned), and further command line arguments."""
+
+    worker_id: str
+    role: Role
+    cores: tuple[int, ...]
+    threads: int
+    arguments: tuple[str, ...]
+
+
+def share_cores(num_workers: int, cores: Sequence[int]) -> list[tuple[int, ...]]:
+    """Splits `cores` into `num_workers` disjoint runs of nearly equal length, in order.
+
+    With fewer cores than workers nobody is pinned (all tuples are empty): the operating system shares better then.
+
+    >>> share_cores(2, [0, 1, 2, 3, 4])
+    [(0, 1, 2), (3, 4)]
+    >>> share_cores(3, [0, 1])
+    [(), (), ()]
+    """
+    if len(cores) < num_workers:
+        return [()] * num_workers
+    share, extra = divmod(len(cores), num_workers)
+    runs, start = [], 0
+    for i in range(num_workers):
+        stop = start + share + (1 if i < extra else 0)
+        runs.append(tuple(cores[start:stop]))
+        start = stop
+    return runs
+
+
+def usable_cores() -> list[int]:
+    """The CPU cores that this process may run on, or all of them where the system does not tell."""
+    if hasattr(os, "sched_getaffinity"):
+        return sorted(os.sched_getaffinity(0))
+    return list(range(os.cpu_count() or 1))
+
+
+@dataclass(slots=True)
+class _Running:
+    spec: WorkerSpec
+    process: asyncio.subprocess.Process | None = None
+    task: asyncio.Task[None] | None = None
+    starts: list[float] = field(default_factory=list)
+
+
+class Launcher:
+    """Runs the workers of one coordinator.
+
+    `on_exit(worker_id, pid, reason)` is called at each end of a process. A worker that dies is started again with a
+    growing pause, at most `RESTARTS_ALLOWED` times in `RESTART_WINDOW_S`; one that exits with `EXIT_CONFIG` is not.
+    `on_given_up(worker_id, reason)` is called when it will not be started again.
+    """
+
+    def __init__(
+        self,
+        endpoint: str,
+        on_exit: Callable[[str, int, str], None],
+        on_given_up: Callable[[str, str], None],
+    ) -> None:
+        self._endpoint = endpoint
+        self._on_exit = on_exit
+        self._on_given_up = on_given_up
+        self._running: dict[str, _Running] = {}
+        self._stopping = False
+        self._lifeline_read, self._lifeline_write = os.pipe()
+
+    def start(self, specs: Sequence[WorkerSpec]) -> None:
+        """Starts one process per spec and keeps it running until `stop`."""
+        for spec in specs:
+            running = _Running(spec)
+            self._running[spec.worker_id] = running
+            running.task = asyncio.create_task(self._keep_running(running), name=f"launch {spec.worker_id}")
+
+    def pids(self) -> dict[str, int]:
+        """Process ids of the workers that run now."""
+        return {
+            name: r.process.pid
+            for name, r in self._running.items()
+            if r.process is not None and r.process.returncode is None
+        }
+
+    async def stop(self, grace_s: float = 5.0) -> None:
+        """Waits `grace_s` for the workers to end (they were told to), then terminates, then kills what is left."""
+        self._stopping = True
+        processes = [r.process for r in self._running.values() if r.process and r.process.returncode is None]
+        for signal_number, patience_s in ((None, grace_s), (signal.SIGTERM, 2.0), (signal.SIGKILL, 5.0)):
+            alive = [p for p in processes if p.returncode is None]
+            if not alive:
+                break
+            if signal_number is not None:
+                for process in alive:
+                    process.send_signal(signal_number)
+            await asyncio.wait([asyncio.create_task(p.wait()) for p in alive], timeout=patience_s)
+        tasks = [r.task for r in self._running.values() if r.task]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for fd in (self._lifeline_read, self._lifeline_write):
+            os.close(fd)
+
+    async def _keep_running(self, running: _Running) -> None:
+        clock = asyncio.get_running_loop().time
+        backoff_s = FIRST_BACKOFF_S
+        while not self._stopping:
+            running.starts.append(clock())
+            process = await self._spawn(running.spec)
+            running.process = process
+            status = await process.wait()
+            reason = f"exit status {status}" if status >= 0 else f"killed by {signal.Signals(-status).name}"
+            self._on_exit(running.spec.worker_id, process.pid, reason)
+            if self._stopping:
+                return
+            recent = [t for t in running.starts if clock() - t < RESTART_WINDOW_S]
+            if status == EXIT_CONFIG or len(recent) > RESTARTS_ALLOWED:
+                self._on_given_up(running.spec.worker_id, reason)
+                return
+            backoff_s = FIRST_BACKOFF_S if len(recent) == 1 else min(backoff_s * 2, 10.0)
+            await asyncio.sleep(backoff_s)
+
+    async def _spawn(self, spec: WorkerSpec) -> asyncio.subprocess.Process:
+        command = [
+            sys.executable, "-m", "twinpool", "worker",
+            "--role", spec.role.value, "--id", spec.worker_id, "--connect", self._endpoint,
+            "--lifeline-fd", str(self._lifeline_read), "--threads", str(spec.threads),
+        ]  # fmt: skip
+        if spec.cores:
+            command += ["--cores", ",".join(map(str, spec.cores))]
+        threads = str(spec.threads)
+        environment = os.environ | {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
+        return await asyncio.create_subprocess_exec(
+            *command,
+            *spec.arguments,
+            env=environment,
+            pass_fds=(self._lifeline_read,),
+            start_new_session=True,
+            stdin=asyncio.subprocess.DEVNULL,
+        )

@@ -1,0 +1,7 @@
+"""`python -m twinpool` is `twinpool`."""
+
+import sys
+
+from twinpool.cli import main
+
+sys.exit(main())

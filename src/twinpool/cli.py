@@ -1,0 +1,48 @@
+"""The `twinpool` command: `serve`, `worker`, `chat`, `doctor`, `kv-size`.
+
+This module only dispatches; each command is a module of `twinpool.commands` with `add_parser` and `run`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+
+from twinpool import __version__
+from twinpool.errors import ConfigError, ModelError, TwinpoolError
+
+COMMANDS = ("serve", "worker", "chat", "doctor", "kv_size")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command; returns its exit status (2: a setting is wrong, 1: it failed)."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        args = _parser().parse_args(arguments)
+        status: int = args.run(args)
+    except (ConfigError, ModelError) as exc:
+        print(f"twinpool: {exc}", file=sys.stderr)
+        return 2
+    except TwinpoolError as exc:
+        print(f"twinpool: {exc}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    return status
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="twinpool",
+        description="Serves language models with prefill and decode on two separate pools of workers.",
+        epilog="Start with `twinpool serve`; then `twinpool chat` in another terminal.",
+    )
+    parser.add_argument("--version", action="version", version=f"twinpool {__version__}")
+    subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    for name in COMMANDS:
+        command = importlib.import_module(f"twinpool.commands.{name}")
+        subparser: argparse.ArgumentParser = command.add_parser(subparsers)
+        subparser.set_defaults(run=command.run)
+    return parser

@@ -1,0 +1,62 @@
+"""`twinpool worker`: one worker process. `twinpool serve` starts its own; further hosts start theirs by hand."""
+
+from __future__ import annotations
+
+import argparse
+import os
+
+from twinpool.commands.flags import add_worker_flags, parse_cores, scheduler_config
+from twinpool.config import EngineConfig, LinkConfig, Role, TransferConfig, WorkerConfig
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
+    """Describes the command."""
+    parser = subparsers.add_parser(
+        "worker",
+        help="run one worker for a coordinator that runs already",
+        description="Runs one prefill, decode or colocated worker and joins it to a coordinator.",
+    )
+    parser.add_argument("--role", required=True, type=Role, choices=list(Role), metavar="ROLE",
+                        help="prefill, decode or colocated")  # fmt: skip
+    parser.add_argument("--connect", required=True, metavar="ADDRESS",
+                        help="the coordinator's control address, like tcp://10.0.0.1:7000")  # fmt: skip
+    parser.add_argument("--model-dir", required=True, metavar="DIR",
+                        help="directory with config.json and safetensors (`twinpool serve` prints the one it serves)")  # fmt: skip
+    parser.add_argument("--id", help="name of the worker, unique in its server (default: role and process id)")
+    parser.add_argument("--threads", type=int, default=1, help="CPU threads of the model (default 1)")
+    parser.add_argument("--cores", default="", help="CPU cores to stay on, like 0,1 (default: any)")
+    parser.add_argument("--deployment", default="local", help="name of the server that this worker belongs to")
+    parser.add_argument("--workers-on-host", type=int, default=1, metavar="N",
+                        help="workers that share this host's memory (default 1)")  # fmt: skip
+    parser.add_argument("--lifeline-fd", type=int, help=argparse.SUPPRESS)
+    add_worker_flags(parser)
+    return parser
+
+
+def run(args: argparse.Namespace) -> int:
+    """Runs the worker until it is told to stop."""
+    worker_id = args.id or f"{args.role}-{os.getpid()}"
+    config = WorkerConfig(
+        role=args.role,
+        link=LinkConfig(coordinator=args.connect, worker_id=worker_id, lifeline_fd=args.lifeline_fd),
+        engine=EngineConfig(
+            model_dir=args.model_dir,
+            dtype=args.dtype,
+            device=args.device,
+            block_size=args.block_size,
+            num_blocks=args.num_blocks,
+            kv_memory_fraction=args.kv_memory_fraction,
+            workers_on_host=args.workers_on_host,
+            max_model_len=args.max_model_len,
+            threads=args.threads,
+            cpu_cores=parse_cores(args.cores),
+        ),
+        scheduler=scheduler_config(args),
+        transfer=TransferConfig(
+            transport=args.transport, deployment=args.deployment, host=args.host, faults=args.faults
+        ),
+        strict=args.strict,
+    )
+    from twinpool.worker.main import run_worker  # imports torch
+
+    return run_worker(config)
