@@ -1,0 +1,37 @@
+# `make help` lists what there is. Everything runs in .venv, which `make setup` creates.
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test check lint types imports format serve clean
+PYTHON_BIN := .venv/bin/python
+export HF_HUB_OFFLINE ?= 1
+
+help: ## list the targets
+	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: ## create .venv with pinned packages and the default model (the other targets do this too)
+	@PYTHON=$(PYTHON) scripts/setup
+
+demo: setup ## one prefill and one decode worker answer a question; prints the request's timeline
+	@$(PYTHON_BIN) examples/demo.py
+
+serve: setup ## serve the default model on http://127.0.0.1:8000
+	@.venv/bin/twinpool serve
+
+test: setup ## run the whole test suite
+	@$(PYTHON_BIN) -m pytest -q
+
+lint: setup ## ruff: lint and format
+	@.venv/bin/ruff check . && .venv/bin/ruff format --check .
+
+types: setup ## mypy, strict
+	@.venv/bin/mypy
+
+imports: setup ## the import contract
+	@scripts/check_imports
+
+check: lint types imports test ## lint, types, import contract, tests
+
+format: setup ## rewrite the code as ruff formats it
+	@.venv/bin/ruff check --fix . ; .venv/bin/ruff format .
+
+clean: ## remove .venv and caches (not the model in your cache directory)
+	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis build *.egg-info

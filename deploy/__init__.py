@@ -1,0 +1,1 @@
+"""Running beyond one machine. Nothing here yet."""

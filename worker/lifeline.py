@@ -1,0 +1,26 @@
+"""The pipe that tells a worker that the process which started it is gone."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+
+EXIT_ORPHANED = 4
+
+
+def watch(fd: int, on_cut: Callable[[], None], grace_s: float = 3.0) -> None:
+    """Calls `on_cut` (on a thread of its own) once the other end of the pipe `fd` is closed.
+
+    If the process still lives `grace_s` later, whatever it hangs in, it exits at once with `EXIT_ORPHANED`.
+    """
+
+    def wait() -> None:
+        while os.read(fd, 1):
+            pass
+        on_cut()
+        timer = threading.Timer(grace_s, os._exit, (EXIT_ORPHANED,))
+        timer.daemon = True
+        timer.start()
+
+    threading.Thread(target=wait, name="lifeline", daemon=True).start()
