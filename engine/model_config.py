@@ -58,7 +58,7 @@ class ModelConfig:
 
     `family` is the own family's name, or None for a model that runs through transformers. `windows[layer]` is
     the number of last positions (its own included) that a query of that layer sees, None for all.
-    `eos_token_ids` joins config.json and generation_config.json. `dtype` is the type the weights were saved for.
+    `eos_token_ids` joins config.json and generation_config.json. `dtype` is what the weights were saved as.
     """
 
     architecture: str
