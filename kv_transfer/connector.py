@@ -1,18 +1,18 @@
 """What a transport must do. One sender per (this worker, decode worker) link, one receiver per decode worker.
 
-A transport moves byte ranges of one KV pool to equal ranges of another, each under a *fence*: the number of the
-reservation that allows it. It decides nothing; who may write where is the ledger's business.
+A transport moves byte ranges of one KV pool to equal ranges of another, each under a *fence*: the number of
+the reservation that allows it. It decides nothing; who may write where is the ledger's business.
 
 Contract, the same for every transport and tested over each:
 
-- `KVSender.push` is called on the step thread, in layer order, once the bytes are final; it must not block for the
-  network. The source ranges stay unchanged and allocated until `finish` or `stop` has returned.
+- `KVSender.push` is called on the step thread, in layer order, once the bytes are final; it must not block
+  for the network. The source ranges stay unchanged and allocated until `finish` or `stop` has returned.
 - `KVSender.finish` returns when the transport no longer reads the source and will deliver without more calls.
 - After `KVSender.stop` has returned, no byte of that fence is written into the receiver's pool.
 - `KVReceiver.expect` comes before the sender learns the fence; `arrived` returns when every byte is in place.
-- A byte under a fence that is not expected (any more) is dropped and counted, never written; a one-sided transport
-  (`one_sided` true) cannot do that, so the receiver's ledger keeps such blocks in quarantine until the writer has
-  acknowledged.
+- A byte under a fence that is not expected (any more) is dropped and counted, never written; a one-sided
+  transport (`one_sided` true) cannot do that, so the receiver's ledger keeps such blocks in quarantine
+  until the writer has acknowledged.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class KVReceiver(Protocol):
         ...
 
     async def arrived(self, fence: int) -> None:
-        """Returns when every byte expected under `fence` is in place. Cancel it to give up waiting. Raises PeerLost."""
+        """Returns when every byte expected under `fence` is in place. Cancel it to give up. Raises PeerLost."""
         ...
 
     async def cancel(self, fence: int) -> None:
