@@ -8,7 +8,7 @@ Who sends what::
     worker → coordinator     Register, LinkReady, Heartbeat, Granted, Refused, StepTokens, PrefillReport, HandoffReport,
                              Dropped, Left
     coordinator → worker     Welcome, Denied, Peers, Prefill, Reserve, PushTo, Generate, Cancel, Stop
-    prefill → decode         PeerHello, Seal, RevokeAck
+    prefill → decode         PeerHello, Renew, Seal, RevokeAck
     decode → prefill         PeerWelcome, PeerDenied, SealAck, Revoke
 """
 
@@ -299,6 +299,15 @@ class Manifest(msgspec.Struct, frozen=True):
     transfer_s: float
 
 
+class Renew(Message, frozen=True, tag=True):
+    """These grants are still wanted: their KV is queued, computed or on its way. Decode's leases start anew.
+
+    Sent from the moment the grant arrives until its Seal, several times per lease.
+    """
+
+    fences: tuple[int, ...]
+
+
 class Seal(Message, frozen=True, tag=True):
     """All bytes are handed to the transport; here is what they must be."""
 
@@ -357,7 +366,7 @@ class ProbeGrant(Message, frozen=True, tag=True):
 AnyMessage = (
     Register | LinkReady | LinkFailed | Heartbeat | Left | Welcome | Denied | Peers | Stop
     | Prefill | Reserve | Granted | PushTo | Generate | StepTokens | PrefillReport | HandoffReport | Dropped | Cancel
-    | PeerHello | PeerWelcome | PeerDenied | Seal | SealAck | Revoke | RevokeAck
+    | PeerHello | PeerWelcome | PeerDenied | Renew | Seal | SealAck | Revoke | RevokeAck
     | ProbeRequest | ProbeGrant | ProbeSeal | ProbeAck
 )  # fmt: skip
 
