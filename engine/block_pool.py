@@ -1,13 +1,14 @@
-"""The blocks of one KV pool: who owns each, which prompts' prefixes they hold, which come free next. No torch.
+"""The blocks of one KV pool: who owns each, which prefixes they hold, which come free next. No torch.
 
 A block is in exactly one place::
 
-    free ──reserve──► owned ──release──► cached   (full, findable, nobody reads it: evicted when room is needed)
+    free ──reserve──► owned ──release──► cached   (findable, read by nobody: evicted for room)
       ▲                 │  └──release──► free     (nothing findable in it)
-      └─────────── quarantined                    (its reservation was revoked and a writer may still be writing)
+      └─────────── quarantined                    (revoked; a writer may still be writing)
 
-Blocks whose tokens are all computed are *sealed*: other sequences with the same leading tokens find them by their hash
-chain and share them, read-only. A shared block is owned once, by all its readers together, and counted once.
+Blocks whose tokens are all computed are *sealed*: other sequences with the same leading tokens find them by
+their hash chain and share them, read-only. A shared block is owned once, by all its readers together, and
+counted once.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from twinpool.errors import InvariantViolation
 class PrefixChain:
     """The hashes of one sequence's full blocks; `digests[i]` names all tokens up to the end of block i.
 
-    Each is the 128-bit xxh3 of its parent's digest and its own tokens (little-endian 32 bits each); the root is the
-    hash of the salt. So equal digests mean equal prefixes under an equal salt, in every process.
+    Each is the 128-bit xxh3 of its parent's digest and its own tokens (little-endian 32 bits each); the root
+    is the hash of the salt. So equal digests mean equal prefixes under an equal salt, in every process.
     """
 
     __slots__ = ("_block_size", "_root", "digests")
@@ -52,8 +53,8 @@ class PrefixChain:
 class BlockTable:
     """The blocks of one sequence, in order of its tokens. Whoever holds the table owns them.
 
-    `block_ids` is replaced, never changed, when the table grows: a plan may keep the tuple. The first `num_cached`
-    came from the prefix cache; the first `num_sealed` are findable or duplicate a findable one.
+    `block_ids` is replaced, never changed, when the table grows: a plan may keep the tuple. The first
+    `num_cached` came from the prefix cache; the first `num_sealed` are findable or duplicate a findable one.
     """
 
     __slots__ = ("block_ids", "num_cached", "num_sealed")
@@ -129,7 +130,9 @@ class BlockPool:
         The leading blocks that are findable under `prefix` are shared instead of taken.
         """
         if num_blocks < 1:
-            raise InvariantViolation(f"a table of {num_blocks} blocks was asked for; a sequence has at least one")
+            raise InvariantViolation(
+                f"a table of {num_blocks} blocks was asked for; a sequence has at least one"
+            )
         num_shared = self.count_cached(prefix[:num_blocks])
         shared = [self._index[digest] for digest in prefix[:num_shared]]
         readers, cached = self._readers, self._cached
@@ -153,7 +156,8 @@ class BlockPool:
         return True
 
     def seal(self, table: BlockTable, chain: PrefixChain, num_tokens: int) -> None:
-        """The KV of the first `num_tokens` tokens is in the table: its full blocks become findable under `chain`.
+        """The KV of the first `num_tokens` tokens is in the table: its full blocks become findable under
+        `chain`.
 
         A block whose prefix is findable already stays the table's own.
         """
@@ -170,7 +174,8 @@ class BlockPool:
                 self._digest[block] = digest
 
     def hand_over(self, table: BlockTable) -> BlockTable:
-        """Moves the blocks to a new table, for a new owner. The giver's is empty and worth nothing afterwards."""
+        """Moves the blocks to a new table, for a new owner. The giver's is empty and worth nothing
+        afterwards."""
         self._require_live(table)
         heir = BlockTable(table.block_ids, table.num_cached)
         heir.num_sealed = table.num_sealed
@@ -179,7 +184,8 @@ class BlockPool:
         return heir
 
     def release(self, table: BlockTable) -> None:
-        """Gives the table's blocks back: to the cache where findable and read by nobody else, or to the free ones.
+        """Gives the table's blocks back: to the cache where findable and read by nobody else, or to the free
+        ones.
 
         Raises:
             InvariantViolation: the table was released, quarantined or handed over before.
@@ -189,8 +195,8 @@ class BlockPool:
         self._forget(table)
 
     def quarantine(self, table: BlockTable, first: int, last: int) -> tuple[int, ...]:
-        """Releases the table, but for blocks [first, last), which a writer may still write: they are out of use until
-        `end_quarantine`. Returns them.
+        """Releases the table, but for blocks [first, last), which a writer may still write: they are out of
+        use until `end_quarantine`. Returns them.
 
         Raises:
             InvariantViolation: as `release`; or such a block is findable or shared, so others read it.
@@ -199,7 +205,9 @@ class BlockPool:
         held = table.block_ids[first:last]
         for block in held:
             if self._readers[block] != 1 or self._digest[block] is not None:
-                raise InvariantViolation(f"block {block} was open to a remote writer while others could read it")
+                raise InvariantViolation(
+                    f"block {block} was open to a remote writer while others could read it"
+                )
         self._give_back(table.block_ids[:first] + table.block_ids[last:])
         self._forget(table)
         for block in held:
@@ -224,18 +232,23 @@ class BlockPool:
         """Counts everything again.
 
         Raises:
-            InvariantViolation: a block is in no place or in two, a reader is not accounted for, the index is wrong.
+            InvariantViolation: a block is in no place or in two, a reader is not accounted for, the index is
+            wrong.
         """
         readers = Counter(block for table in self._tables for block in table.block_ids)
         owned = set(readers)
         places = (set(self._free), owned, set(self._cached), self._quarantined)
         if sum(map(len, places)) != self.num_blocks or len(set().union(*places)) != self.num_blocks:
-            raise InvariantViolation(f"of {self.num_blocks} blocks, free/owned/cached/quarantined are {places}")
+            raise InvariantViolation(
+                f"of {self.num_blocks} blocks, free/owned/cached/quarantined are {places}"
+            )
         if len(self._free) != len(places[0]) or self._num_owned != len(owned):
             raise InvariantViolation(f"{self._num_owned} blocks counted as owned, {len(owned)} are in tables")
         for block, count in enumerate(self._readers):
             if count != readers[block]:
-                raise InvariantViolation(f"block {block} counts {count} readers, {readers[block]} tables have it")
+                raise InvariantViolation(
+                    f"block {block} counts {count} readers, {readers[block]} tables have it"
+                )
         for digest, block in self._index.items():
             if self._digest[block] != digest or not (block in owned or block in self._cached):
                 raise InvariantViolation(f"the index finds block {block}, which does not hold that prefix")
@@ -279,7 +292,9 @@ class BlockPool:
 
     def _require_live(self, table: BlockTable) -> None:
         if table not in self._tables:
-            raise InvariantViolation("a table was used after its blocks were released, quarantined or handed over")
+            raise InvariantViolation(
+                "a table was used after its blocks were released, quarantined or handed over"
+            )
 
     def _forget(self, table: BlockTable) -> None:
         self._tables.remove(table)
