@@ -1,0 +1,167 @@
+"""Text to token ids and back, and the chat template: what transformers' AutoTokenizer gives, without importing it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+from tokenizers.processors import TemplateProcessing
+
+from twinpool.engine import convert
+from twinpool.engine.chat_template import ChatTemplate
+from twinpool.engine.model_cache import cached
+from twinpool.engine.model_config import ModelConfig
+from twinpool.errors import InvalidRequest, ModelError
+
+_SPECIAL_TOKENS = tuple(f"{kind}_token" for kind in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
+_VOCABULARY_FILES = ("tokenizer.model", "vocab.json", "merges.txt", "vocab.txt", "spiece.model")
+_CONVERSION_BYTES = 100_000_000
+
+
+class Tokenizer:
+    """A model's tokenizer. Immutable after construction; any thread may use it.
+
+    `eos_token_ids` are the tokens that end an answer by the model's own files, `special_token_ids` those that plain
+    text leaves out. `vocab_size` counts all tokens including added ones. With `has_byte_fallback` a character outside
+    the vocabulary is a run of byte tokens like ``<0xE2>``.
+    """
+
+    def __init__(
+        self,
+        backend: tokenizers.Tokenizer,
+        eos_token_ids: tuple[int, ...],
+        chat_template: ChatTemplate | None,
+    ) -> None:
+        self.backend = backend
+        self.eos_token_ids = eos_token_ids
+        self.vocab_size: int = backend.get_vocab_size(with_added_tokens=True)
+        added = backend.get_added_tokens_decoder()
+        self.special_token_ids = frozenset(id_ for id_, token in added.items() if token.special)
+        self.has_byte_fallback = (
+            backend.decoder is not None and b"ByteFallback" in backend.decoder.__getstate__()
+        )
+        self._chat_template = chat_template
+
+    @classmethod
+    def from_dir(cls, path: str | Path) -> Tokenizer:
+        """Reads the tokenizer of the model directory `path`; one without a tokenizer.json is converted once.
+
+        Raises:
+            ModelError: there is no tokenizer, or its files cannot be read.
+        """
+        directory = Path(path)
+        source = directory if (directory / "tokenizer.json").is_file() else _converted(directory)
+        file = source / "tokenizer.json"
+        try:
+            backend = tokenizers.Tokenizer.from_file(str(file))
+        except Exception as exc:  # tokenizers raises nothing more specific
+            raise ModelError(f"{file} is no tokenizer: {exc}") from exc
+        backend.no_truncation()
+        backend.no_padding()
+        settings = _read_json(source / "tokenizer_config.json")
+        special_tokens = _special_tokens(_read_json(source / "special_tokens_map.json") | settings)
+        _add_bos_eos(backend, settings, special_tokens)
+        template = _template_source(source, settings)
+        eos_token_ids = ModelConfig.from_dir(directory).eos_token_ids
+        if (
+            not eos_token_ids
+            and (eos := backend.token_to_id(special_tokens.get("eos_token", ""))) is not None
+        ):
+            eos_token_ids = (eos,)
+        return cls(backend, eos_token_ids, ChatTemplate(template, special_tokens) if template else None)
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of `text`; special tokens written out in it count as such.
+
+        `add_special_tokens` adds what the model expects around a plain text (BOS). A rendered chat has it already.
+        """
+        ids: list[int] = self.backend.encode(text, add_special_tokens=add_special_tokens).ids
+        return ids
+
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """The text of `token_ids`. Ids outside the vocabulary have none."""
+        text: str = self.backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
+        return text
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether `apply_chat_template` can work."""
+        return self._chat_template is not None
+
+    def apply_chat_template(
+        self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True, **kwargs: Any
+    ) -> str:
+        """The conversation as the text that the model was trained on; encode it without adding special tokens.
+
+        Raises:
+            InvalidRequest: the model has no chat template, or its template refuses these messages.
+        """
+        if self._chat_template is None:
+            raise InvalidRequest(
+                "this model has no chat template; send a prompt to /v1/completions instead", param="messages"
+            )
+        return self._chat_template.render(messages, add_generation_prompt=add_generation_prompt, **kwargs)
+
+
+def _converted(directory: Path) -> Path:
+    """The cache's fast form of the tokenizer in `directory`."""
+    files = sorted([*directory.glob("tokenizer*"), *(directory / name for name in _VOCABULARY_FILES)])
+    digest = hashlib.sha256()
+    for file in dict.fromkeys(files):
+        if file.is_file():
+            digest.update(file.name.encode() + file.read_bytes())
+    if not any((directory / name).is_file() for name in _VOCABULARY_FILES):
+        raise ModelError(f"{directory} has no tokenizer.json; copy the model's tokenizer files there")
+    key = f"tokenizer-{digest.hexdigest()[:32]}-v{convert.CONVERTER_VERSION}"
+    return cached(
+        key, _CONVERSION_BYTES, lambda target: convert.run("tokenizer", directory.resolve(), target)
+    )
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        value: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as exc:
+        raise ModelError(f"{path} is no JSON: {exc}") from exc
+    return value
+
+
+def _special_tokens(settings: Mapping[str, Any]) -> dict[str, str]:
+    """The named special tokens; each is a string, or an object with its text as "content"."""
+    values = {name: settings.get(name) for name in _SPECIAL_TOKENS}
+    texts = {name: value["content"] if isinstance(value, dict) else value for name, value in values.items()}
+    return {name: text for name, text in texts.items() if isinstance(text, str)}
+
+
+def _add_bos_eos(
+    backend: tokenizers.Tokenizer, settings: Mapping[str, Any], special_tokens: Mapping[str, str]
+) -> None:
+    """`add_bos_token` and `add_eos_token` of tokenizer_config.json, where given, overrule tokenizer.json."""
+    if "add_bos_token" not in settings and "add_eos_token" not in settings:
+        return
+    around: dict[str, str] = {}
+    for name in ("bos_token", "eos_token"):
+        if settings.get(f"add_{name}") and name in special_tokens:
+            around[name] = special_tokens[name]
+    template = [around.get("bos_token"), "$A", around.get("eos_token")]
+    backend.post_processor = TemplateProcessing(
+        single=[piece for piece in template if piece],
+        special_tokens=[(token, backend.token_to_id(token)) for token in around.values()],
+    )
+
+
+def _template_source(directory: Path, settings: Mapping[str, Any]) -> str | None:
+    """chat_template.jinja, else tokenizer_config.json's: a text, or a list of named ones (then "default")."""
+    file = directory / "chat_template.jinja"
+    if file.is_file():
+        return file.read_text(encoding="utf-8")
+    template = settings.get("chat_template")
+    if isinstance(template, list):
+        return {entry["name"]: entry["template"] for entry in template}.get("default")
+    return template
