@@ -34,6 +34,21 @@ class KVRegion:
 
 
 @dataclass(frozen=True, slots=True)
+class LocalEnd:
+    """Who this worker is to a transport: its process, its server's name, and the host it is reached at."""
+
+    worker_id: str
+    incarnation: str
+    deployment: str = "local"
+    host: str = "127.0.0.1"
+
+    @property
+    def writer(self) -> str:
+        """The name under which a receiver expects this worker's writes: ``worker_id/incarnation``."""
+        return f"{self.worker_id}/{self.incarnation}"
+
+
+@dataclass(frozen=True, slots=True)
 class BlockRange:
     """Layers [first_layer, last_layer) of the block pairs source → target."""
 
@@ -90,7 +105,7 @@ class KVReceiver(Protocol):
         ...
 
     async def arrived(self, fence: int) -> None:
-        """Returns when every byte expected under `fence` is in place. Cancel it to give up. Raises PeerLost."""
+        """Returns when every byte expected under `fence` is in place. Raises PeerLost, TransferError."""
         ...
 
     async def cancel(self, fence: int) -> None:

@@ -230,7 +230,7 @@ class OwnershipLedger:
         return self._leave_quarantine(held, LedgerEvent.WRITER_STOPPED)
 
     def writer_gone(self, writer: Writer) -> Orphans:
-        """That process is dead and writes no more. Returns what becomes of its reservations; may be repeated."""
+        """That process is dead and writes no more. Returns what becomes of its reservations."""
         released: list[int] = []
         fences: list[int] = []
         for held in [r for r in self._reservations.values() if r.writer == writer]:

@@ -1,0 +1,203 @@
+"""Which bytes go where: pure arithmetic on block ids and layouts.
+
+Equal layouts copy whole blocks, or a run of layers of whole blocks. Unequal ones (block size, tensor-parallel
+degree) copy byte ranges; `copies` lists them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from twinpool.errors import LayoutMismatch
+from twinpool.layout import KVLayout
+
+
+class Run(NamedTuple):
+    """`count` consecutive blocks from `source` on go to consecutive blocks from `target` on."""
+
+    source: int
+    target: int
+    count: int
+
+
+def runs(source_blocks: Sequence[int], target_blocks: Sequence[int], max_count: int) -> Iterator[Run]:
+    """The block pairs, with neighbours on both sides merged into runs of at most `max_count` blocks.
+
+    Raises:
+        LayoutMismatch: the two lists have different lengths.
+    """
+    if len(source_blocks) != len(target_blocks):
+        raise LayoutMismatch(f"{len(source_blocks)} source blocks for {len(target_blocks)} target blocks")
+    start = 0
+    for i in range(1, len(source_blocks) + 1):
+        if (
+            i == len(source_blocks)
+            or i - start == max_count
+            or source_blocks[i] != source_blocks[i - 1] + 1
+            or target_blocks[i] != target_blocks[i - 1] + 1
+        ):
+            yield Run(source_blocks[start], target_blocks[start], i - start)
+            start = i
+
+
+def layer_group(layout: KVLayout, min_bytes: int, max_groups: int) -> int:
+    """How many layers to move together, so that one block's share is at least `min_bytes` (or a whole
+    block) and a block is moved in at most `max_groups` parts.
+    """
+    wanted = max(-(-min_bytes // layout.layer_bytes), -(-layout.num_layers // max_groups))
+    return min(wanted, layout.num_layers)
+
+
+def compatible(mine: KVLayout, theirs: KVLayout) -> None:
+    """Checks that the transports can move blocks between two workers, as they run today: equal layouts only.
+
+    Raises:
+        LayoutMismatch: they differ; the message lists each differing field with both values.
+    """
+    fields = ("version", "num_layers", "num_kv_heads", "head_dim", "block_size", "dtype")
+    differing = [
+        f"{name} is {getattr(mine, name)} here and {getattr(theirs, name)} there"
+        for name in fields
+        if getattr(mine, name) != getattr(theirs, name)
+    ]
+    if differing:
+        raise LayoutMismatch(
+            f"KV blocks of different layouts cannot be exchanged: {'; '.join(differing)}. "
+            "Start both workers with the same model, --dtype and --block-size"
+        )
+
+
+# ── unequal layouts ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """One tensor-parallel rank's part of a model's KV.
+
+    `layout.num_kv_heads` counts the heads that this rank holds. With more ranks than heads, each head is
+    held by `degree / total_kv_heads` consecutive ranks.
+    """
+
+    layout: KVLayout
+    rank: int
+    degree: int
+    total_kv_heads: int
+
+    def __post_init__(self) -> None:
+        held = max(self.total_kv_heads // self.degree, 1)
+        divides = self.total_kv_heads % self.degree == 0 or self.degree % self.total_kv_heads == 0
+        if not divides or not 0 <= self.rank < self.degree or self.layout.num_kv_heads != held:
+            raise LayoutMismatch(
+                f"rank {self.rank} of {self.degree} cannot hold {self.layout.num_kv_heads} of "
+                f"{self.total_kv_heads} KV heads; the degree must divide the heads, or the heads the degree"
+            )
+
+    @property
+    def heads(self) -> range:
+        """The model's KV heads that this rank holds, in the order in which they lie in a block."""
+        first = self.rank * self.total_kv_heads // self.degree
+        return range(first, first + self.layout.num_kv_heads)
+
+    @property
+    def num_replicas(self) -> int:
+        """How many ranks hold the same heads as this one."""
+        return max(self.degree // self.total_kv_heads, 1)
+
+
+class ByteRange(NamedTuple):
+    """`length` bytes at `source_offset` in `source_block` go to `target_offset` in `target_block`."""
+
+    source_block: int
+    source_offset: int
+    target_block: int
+    target_offset: int
+    length: int
+
+
+def heads_to_send(source: Shard, target: Shard) -> range:
+    """The model's KV heads that rank `source` sends to rank `target`; maybe none.
+
+    Where several source ranks hold a head, the target ranks are spread over them, so every target gets each
+    of its heads from exactly one source.
+    """
+    first = max(source.heads.start, target.heads.start)
+    last = min(source.heads.stop, target.heads.stop)
+    if source.rank % source.num_replicas != target.rank % source.num_replicas:
+        return range(0)
+    return range(first, max(first, last))
+
+
+def copies(
+    source: Shard,
+    target: Shard,
+    source_blocks: Sequence[int],
+    target_blocks: Sequence[int],
+    num_tokens: int,
+) -> list[ByteRange]:
+    """The byte ranges that move `num_tokens` tokens of one sequence from `source`'s blocks to `target`'s.
+
+    Both block lists are the sequence's block tables from its first token on. Ranges that touch on both
+    sides are merged; the result is ordered by source position within each token run.
+
+    Raises:
+        LayoutMismatch: the shards are not parts of one model's KV, or a table is too short for the tokens.
+    """
+    ours, other = source.layout, target.layout
+    for name in ("version", "num_layers", "head_dim", "dtype"):
+        if getattr(ours, name) != getattr(other, name):
+            raise LayoutMismatch(f"{name} is {getattr(ours, name)} at the source and {getattr(other, name)} at the target")
+    if source.total_kv_heads != target.total_kv_heads:
+        raise LayoutMismatch(f"{source.total_kv_heads} KV heads at the source, {target.total_kv_heads} at the target")
+    for side, layout, table in (("source", ours, source_blocks), ("target", other, target_blocks)):
+        if len(table) < layout.num_blocks(num_tokens):
+            raise LayoutMismatch(f"{num_tokens} tokens need {layout.num_blocks(num_tokens)} {side} blocks, not {len(table)}")
+    heads = heads_to_send(source, target)
+    found: list[ByteRange] = []
+    for token, length in _token_runs(ours.block_size, other.block_size, num_tokens):
+        from_block, from_slot = divmod(token, ours.block_size)
+        to_block, to_slot = divmod(token, other.block_size)
+        for plane in range(2 * ours.num_layers):
+            for head in heads:
+                found.append(
+                    ByteRange(
+                        source_blocks[from_block],
+                        _slot_offset(source, plane, head, from_slot),
+                        target_blocks[to_block],
+                        _slot_offset(target, plane, head, to_slot),
+                        length * ours.head_dim * ours.dtype.num_bytes,
+                    )
+                )
+    return _merged(found)
+
+
+def _token_runs(source_size: int, target_size: int, num_tokens: int) -> Iterator[tuple[int, int]]:
+    """(first token, count) of each run that stays within one block on both sides."""
+    token = 0
+    while token < num_tokens:
+        end = min(token - token % source_size + source_size, token - token % target_size + target_size,
+        num_tokens) yield token, end - token token = end
+
+
+def _slot_offset(shard: Shard, plane: int, head: int, slot: int) -> int:
+    """Byte offset in a block of one token's vector; `plane` counts (layer, k|v) pairs."""
+    layout = shard.layout
+    row = (plane * layout.num_kv_heads + head - shard.heads.start) * layout.block_size + slot
+    return row * layout.head_dim * layout.dtype.num_bytes
+
+
+def _merged(ranges: list[ByteRange]) -> list[ByteRange]:
+    merged: list[ByteRange] = []
+    for r in ranges:
+        last = merged[-1] if merged else None
+        if (
+            last is not None
+            and (last.source_block, last.target_block) == (r.source_block, r.target_block)
+            and last.source_offset + last.length == r.source_offset
+            and last.target_offset + last.length == r.target_offset
+        ):
+            merged[-1] = last._replace(length=last.length + r.length)
+        else:
+            merged.append(r)
+    return merged

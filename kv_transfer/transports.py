@@ -1,0 +1,124 @@
+"""Which transports there are, which one a link uses, and how to open its two ends.
+
+The order of preference on "auto" is: `shm` on one host, `ucx` if both workers have it, `tcp`. A transport
+asked for by name is used or refused, never replaced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import TYPE_CHECKING
+
+from twinpool.config import TransportName
+from twinpool.errors import TransportUnavailable
+from twinpool.kv_transfer import loopback, shm, tcp, ucx
+from twinpool.kv_transfer.connector import KVReceiver, KVRegion, KVSender, LocalEnd
+from twinpool.kv_transfer.faulty import FaultPlan, FaultySender
+
+if TYPE_CHECKING:
+    from twinpool.kv_transfer.shm import SharedPool
+
+
+def available() -> dict[TransportName, str | None]:
+    """For each transport None if this machine can use it, else a sentence that says what is missing.
+
+    `loopback` reaches only workers in this process, so it is never chosen unless asked for by name.
+    """
+    return {
+        TransportName.SHM: shm.why_unavailable(),
+        TransportName.UCX: ucx.why_unavailable(),
+        TransportName.TCP: None,
+        TransportName.LOOPBACK: None,
+    }
+
+
+def choose(wanted: str, mine: Collection[str], theirs: Collection[str], same_host: bool) -> TransportName:
+    """The transport of a link between two workers that can use `mine` and `theirs`.
+
+    Raises:
+        TransportUnavailable: `wanted` is not usable on both sides, or "auto" finds nothing in common.
+    """
+    common = set(mine) & set(theirs)
+    if wanted != TransportName.AUTO:
+        if wanted not in common:
+            without = " and ".join(
+                side for side, names in (("this worker", mine), ("the other", theirs)) if wanted not in names
+            )
+            raise TransportUnavailable(
+                f"transport {wanted!r} was asked for, but {without} cannot use it: here {_listed(mine)}, "
+                f"there {_listed(theirs)}; see `twinpool doctor`, or use --transport auto"
+            )
+        if wanted == TransportName.SHM and not same_host:
+            raise TransportUnavailable(
+                "transport 'shm' was asked for between two hosts; use ucx, tcp or auto"
+            )
+        return TransportName(wanted)
+    order = [TransportName.SHM] if same_host else []
+    for name in (*order, TransportName.UCX, TransportName.TCP):
+        if name in common:
+            return name
+    raise TransportUnavailable(f"no common transport: here {_listed(mine)}, there {_listed(theirs)}")
+
+
+async def receiver(
+    name: TransportName, region: KVRegion, end: LocalEnd, shared: SharedPool | None = None
+) -> KVReceiver:
+    """Opens this worker's receiving end, for any number of senders. `region` must outlive it.
+
+    `shm` needs `shared`, the shared memory that `region` lies in.
+
+    Raises:
+        TransportUnavailable: the machine cannot, or `region` is not in shared memory.
+        ConfigError: the host cannot be bound.
+    """
+    match name:
+        case TransportName.SHM:
+            return shm.ShmReceiver(region, shared)
+        case TransportName.TCP:
+            return tcp.TcpReceiver(region, end)
+        case TransportName.UCX:
+            return ucx.UcxReceiver(region, end)
+        case TransportName.LOOPBACK:
+            return loopback.LoopbackReceiver(region)
+        case TransportName.AUTO:
+            raise TransportUnavailable("'auto' is a wish, not a transport; `choose` settles it")
+
+
+async def sender(
+    name: TransportName, address: bytes, region: KVRegion, end: LocalEnd, faults: str = ""
+) -> KVSender:
+    """Opens a link to the receiver at `address`. `region` is this worker's pool and must outlive it.
+
+    `faults` is a `FaultPlan` specification (tests, `--faults`); "" breaks nothing.
+
+    Raises:
+        TransportUnavailable: the machine cannot.
+        PeerLost: nothing answers at `address`.
+        ConfigError: `faults` is malformed.
+    """
+    if not faults:
+        return await _plain_sender(name, address, region, end)
+    plan = FaultPlan.parse(faults)
+
+    async def connect(pool: KVRegion) -> KVSender:
+        return await _plain_sender(name, address, pool, end)
+
+    return await FaultySender.open(plan, region, connect)
+
+
+async def _plain_sender(name: TransportName, address: bytes, region: KVRegion, end: LocalEnd) -> KVSender:
+    match name:
+        case TransportName.SHM:
+            return shm.ShmSender(address, region)
+        case TransportName.TCP:
+            return await tcp.TcpSender.connect(address, region, end)
+        case TransportName.UCX:
+            return ucx.UcxSender(address, region, end)
+        case TransportName.LOOPBACK:
+            return loopback.LoopbackSender(address, region, end)
+        case TransportName.AUTO:
+            raise TransportUnavailable("'auto' is a wish, not a transport; `choose` settles it")
+
+
+def _listed(names: Collection[str]) -> str:
+    return ", ".join(sorted(str(name) for name in names)) or "none"
