@@ -1,0 +1,1 @@
+"""The prefill pool: computes prompts in chunks, samples the first token, and hands the KV to decode."""

@@ -1,0 +1,195 @@
+"""Which prompts a step computes, and how much of each: chunked, prefix-aware, shortest remaining first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+from twinpool.config import SchedulerConfig
+from twinpool.engine.batch import SequenceSlice
+from twinpool.engine.block_pool import BlockPool, BlockTable, PrefixChain
+from twinpool.errors import InvariantViolation
+from twinpool.request import Job, RequestKey
+
+
+@dataclass(slots=True, eq=False)
+class Prompt:
+    """A job's tokens on their way into KV. Times are seconds on this worker's clock.
+
+    `num_done` tokens have their KV in `table`; the first `num_cached` of them came from the prefix cache.
+    `table` is None until the prompt is started, and then holds the blocks of the whole prompt.
+    """
+
+    job: Job
+    chain: PrefixChain
+    arrived_at: float
+    num_cached: int = 0
+    num_done: int = 0
+    num_steps: int = 0
+    started_at: float = 0.0
+    table: BlockTable | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens to have in KV."""
+        return len(self.job.token_ids)
+
+    @property
+    def num_left(self) -> int:
+        """Tokens to compute; before the start, what the prefix cache promised when the prompt came."""
+        return self.num_tokens - (self.num_done if self.table else self.num_cached)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether all its KV is in the table."""
+        return self.num_done == self.num_tokens
+
+
+class Admission(Protocol):
+    """Who decides beyond free blocks whether a prompt may start."""
+
+    def may_start(self, prompt: Prompt, num_blocks: int) -> bool:
+        """Whether `prompt`, which needs `num_blocks`, may start now."""
+        ...
+
+    def make_room(self, prompt: Prompt) -> bool:
+        """The pool cannot hold `prompt`: releases something for it, or says False."""
+        ...
+
+
+class PrefillScheduler:
+    """Prompts that wait and prompts that are under way, over one block pool.
+
+    Order of a step: prompts older than `max_queue_age_s`, oldest first; then those with the fewest tokens
+    left. A prompt starts with the blocks for all its tokens and `headroom_tokens` of growth, or not at all;
+    once the first that wants to start does not fit, none behind it starts, so a long one is not starved of
+    blocks.
+    """
+
+    def __init__(self, pool: BlockPool, config: SchedulerConfig, headroom_tokens: int = 0) -> None:
+        self._pool = pool
+        self._max_age_s = config.max_queue_age_s
+        self._headroom_tokens = headroom_tokens
+        self._prompts: dict[RequestKey, Prompt] = {}
+
+    def __len__(self) -> int:
+        return len(self._prompts)
+
+    def __iter__(self) -> Iterator[Prompt]:
+        return iter(self._prompts.values())
+
+    @property
+    def num_started(self) -> int:
+        """Prompts under way."""
+        return sum(1 for prompt in self._prompts.values() if prompt.table)
+
+    @property
+    def num_tokens_left(self) -> int:
+        """Prompt tokens still to compute."""
+        return sum(prompt.num_left for prompt in self._prompts.values())
+
+    def add(self, job: Job, now: float) -> Prompt:
+        """Queues the job.
+
+        Raises:
+            InvariantViolation: this attempt is queued already.
+        """
+        if job.key in self._prompts:
+            raise InvariantViolation(f"{job.key} is queued twice")
+        chain = PrefixChain(self._pool.block_size, job.cache_salt)
+        chain.extend(job.token_ids)
+        prompt = Prompt(job, chain, now)
+        prompt.num_cached = self._pool.count_cached(self._usable(prompt)) * self._pool.block_size
+        self._prompts[job.key] = prompt
+        return prompt
+
+    def withdraw(self, key: RequestKey) -> None:
+        """Plans nothing more of this prompt, if it is here. Its table stays its own."""
+        self._prompts.pop(key, None)
+
+    def plan(self, now: float, token_budget: int, admission: Admission) -> list[SequenceSlice]:
+        """The chunks of one step, `token_budget` tokens at most together."""
+        slices: list[SequenceSlice] = []
+        starting = True
+        for prompt in sorted(self._prompts.values(), key=lambda p: self._rank(p, now)):
+            if not token_budget:
+                break
+            if prompt.table is None:
+                if not starting or not admission.may_start(prompt, self._num_blocks(prompt)):
+                    continue
+                if not self._try_start(prompt, now, admission):
+                    starting = False
+                    continue
+            chunk = self._slice(prompt, token_budget)
+            token_budget -= len(chunk.token_ids)
+            slices.append(chunk)
+        return slices
+
+    def complete(self, chunk: SequenceSlice) -> Prompt:
+        """The chunk's KV is in the blocks: its full ones become findable. A prompt that is done leaves the scheduler;
+        its table is the caller's."""
+        prompt = self._prompts[chunk.key]
+        if prompt.table is None or chunk.start != prompt.num_done:
+            raise InvariantViolation(
+                f"{chunk.key} computed from {chunk.start}, but {prompt.num_done} are done"
+            )
+        prompt.num_done = chunk.end
+        prompt.num_steps += 1
+        self._pool.seal(prompt.table, prompt.chain, prompt.num_done)
+        if prompt.is_done:
+            del self._prompts[chunk.key]
+        return prompt
+
+    def unstart_youngest(self) -> bool:
+        """Takes the blocks of the started prompt that came last, which waits again; False if none is under way.
+
+        Only between steps.
+        """
+        started = [prompt for prompt in self._prompts.values() if prompt.table]
+        if not started:
+            return False
+        youngest = max(started, key=lambda p: p.arrived_at)
+        if youngest.table:
+            self._pool.release(youngest.table)
+        youngest.table, youngest.num_done = None, 0
+        return True
+
+    def _rank(self, prompt: Prompt, now: float) -> tuple[bool, float, float]:
+        if now - prompt.arrived_at >= self._max_age_s:
+            return False, prompt.arrived_at, 0
+        return True, prompt.num_left, prompt.arrived_at
+
+    def _usable(self, prompt: Prompt) -> list[bytes]:
+        # The last token is always computed: its logits are the first output token.
+        return prompt.chain.digests[: (prompt.num_tokens - 1) // self._pool.block_size]
+
+    def _num_blocks(self, prompt: Prompt) -> int:
+        num_new = prompt.job.sampling.max_tokens - prompt.job.num_emitted - 1
+        return self._pool.blocks_for(prompt.num_tokens + max(0, min(self._headroom_tokens, num_new)))
+
+    def _try_start(self, prompt: Prompt, now: float, admission: Admission) -> bool:
+        num_blocks, prefix = self._num_blocks(prompt), self._usable(prompt)
+        while (table := self._pool.try_reserve(num_blocks, prefix)) is None:
+            if not admission.make_room(prompt):
+                return False
+        prompt.table = table
+        prompt.num_cached = prompt.num_done = table.num_cached * self._pool.block_size
+        if not prompt.num_steps:
+            prompt.started_at = now
+        return True
+
+    def _slice(self, prompt: Prompt, token_budget: int) -> SequenceSlice:
+        job, start = prompt.job, prompt.num_done
+        end = min(prompt.num_tokens, start + token_budget)
+        last = end == prompt.num_tokens
+        if prompt.table is None:
+            raise InvariantViolation(f"{job.key} was planned without blocks")
+        return SequenceSlice(
+            job.key,
+            job.token_ids[start:end],
+            start,
+            prompt.table.block_ids,
+            job.sampling if last else None,
+            job.banned_token_ids(job.num_emitted) if last else (),
+        )
