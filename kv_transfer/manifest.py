@@ -36,8 +36,8 @@ def check_digests(region: KVRegion, block_ids: Sequence[int], wanted: Sequence[i
     if wrong:
         i = wrong[0]
         raise DigestMismatch(
-            f"{len(wrong)} of {len(found)} KV blocks are not what was sent; the first is block
-            {block_ids[i]}: " f"digest {wanted[i]:016x} wanted, {found[i]:016x} found"
+            f"{len(wrong)} of {len(found)} KV blocks differ from what was sent, first block {block_ids[i]}: "
+            f"digest {wanted[i]:016x} wanted, {found[i]:016x} found"
         )
 
 

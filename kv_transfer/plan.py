@@ -56,9 +56,12 @@ def compatible(mine: KVLayout, theirs: KVLayout) -> None:
     Raises:
         LayoutMismatch: they differ; the message lists each differing field with both values.
     """
-    fields = ("version", "num_layers", "num_kv_heads", "head_dim", "block_size", "dtype")
+    _require_equal(mine, theirs, ("version", "num_layers", "num_kv_heads", "head_dim", "block_size", "dtype"))
+
+
+def _require_equal(mine: KVLayout, theirs: KVLayout, fields: Sequence[str]) -> None:
     differing = [
-        f"{name} is {getattr(mine, name)} here and {getattr(theirs, name)} there"
+        f"{name} is {getattr(mine, name)} on one side and {getattr(theirs, name)} on the other"
         for name in fields
         if getattr(mine, name) != getattr(theirs, name)
     ]
@@ -145,30 +148,30 @@ def copies(
         LayoutMismatch: the shards are not parts of one model's KV, or a table is too short for the tokens.
     """
     ours, other = source.layout, target.layout
-    for name in ("version", "num_layers", "head_dim", "dtype"):
-        if getattr(ours, name) != getattr(other, name):
-            raise LayoutMismatch(f"{name} is {getattr(ours, name)} at the source and {getattr(other, name)} at the target")
+    _require_equal(ours, other, ("version", "num_layers", "head_dim", "dtype"))
     if source.total_kv_heads != target.total_kv_heads:
-        raise LayoutMismatch(f"{source.total_kv_heads} KV heads at the source, {target.total_kv_heads} at the target")
+        raise LayoutMismatch(
+            f"{source.total_kv_heads} KV heads at the source, {target.total_kv_heads} at the target"
+        )
     for side, layout, table in (("source", ours, source_blocks), ("target", other, target_blocks)):
-        if len(table) < layout.num_blocks(num_tokens):
-            raise LayoutMismatch(f"{num_tokens} tokens need {layout.num_blocks(num_tokens)} {side} blocks, not {len(table)}")
+        if len(table) < (needed := layout.num_blocks(num_tokens)):
+            raise LayoutMismatch(f"{num_tokens} tokens need {needed} {side} blocks, not {len(table)}")
     heads = heads_to_send(source, target)
     found: list[ByteRange] = []
     for token, length in _token_runs(ours.block_size, other.block_size, num_tokens):
         from_block, from_slot = divmod(token, ours.block_size)
         to_block, to_slot = divmod(token, other.block_size)
-        for plane in range(2 * ours.num_layers):
-            for head in heads:
-                found.append(
-                    ByteRange(
-                        source_blocks[from_block],
-                        _slot_offset(source, plane, head, from_slot),
-                        target_blocks[to_block],
-                        _slot_offset(target, plane, head, to_slot),
-                        length * ours.head_dim * ours.dtype.num_bytes,
-                    )
-                )
+        found.extend(
+            ByteRange(
+                source_blocks[from_block],
+                _slot_offset(source, plane, head, from_slot),
+                target_blocks[to_block],
+                _slot_offset(target, plane, head, to_slot),
+                length * ours.head_dim * ours.dtype.num_bytes,
+            )
+            for plane in range(2 * ours.num_layers)
+            for head in heads
+        )
     return _merged(found)
 
 
@@ -176,8 +179,10 @@ def _token_runs(source_size: int, target_size: int, num_tokens: int) -> Iterator
     """(first token, count) of each run that stays within one block on both sides."""
     token = 0
     while token < num_tokens:
-        end = min(token - token % source_size + source_size, token - token % target_size + target_size,
-        num_tokens) yield token, end - token token = end
+        ends = (token - token % size + size for size in (source_size, target_size))
+        end = min(*ends, num_tokens)
+        yield token, end - token
+        token = end
 
 
 def _slot_offset(shard: Shard, plane: int, head: int, slot: int) -> int:

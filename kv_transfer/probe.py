@@ -52,3 +52,45 @@ async def send_probe(
 ) -> ProbeResult:
     """Overwrites `source_blocks` (which the caller must own) with a pattern and moves them. Prefill side.
 
+    Raises:
+        PeerLost: the receiver is gone.
+        TransferError: it takes longer than `timeout_s`.
+    """
+    size, layout = region.layout.block_bytes, region.layout
+    for block in source_blocks:
+        pattern = np.random.default_rng((fence, block)).bytes(size)
+        region.memory[block * size : (block + 1) * size] = pattern
+    found = await asyncio.to_thread(digests, region, source_blocks)
+    try:
+        async with asyncio.timeout(timeout_s):
+            for first in range(0, layout.num_layers, sender.layer_group):
+                last = min(first + sender.layer_group, layout.num_layers)
+                sender.push(fence, BlockRange(source_blocks, target_blocks, first, last))
+            report = await sender.finish(fence)
+    except TimeoutError as exc:
+        await sender.stop(fence)
+        raise TransferError(f"a probe by {sender.name} took over {timeout_s} s") from exc
+    return ProbeResult(report.num_bytes, report.seconds, found)
+
+
+async def check_probe(
+    receiver: KVReceiver,
+    region: KVRegion,
+    fence: int,
+    block_ids: Sequence[int],
+    wanted: Sequence[int],
+    timeout_s: float,
+) -> None:
+    """Waits for a sealed probe and compares its bytes. Decode side; the caller forgets or cancels the fence.
+
+    Raises:
+        DigestMismatch: other bytes arrived than were sent.
+        PeerLost: the sender is gone.
+        TransferError: the bytes have not all arrived within `timeout_s`.
+    """
+    try:
+        async with asyncio.timeout(timeout_s):
+            await receiver.arrived(fence)
+    except TimeoutError as exc:
+        raise TransferError(f"a probe by {receiver.name} has not arrived within {timeout_s} s") from exc
+    await asyncio.to_thread(check_digests, region, block_ids, wanted)
