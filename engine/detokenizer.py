@@ -4,25 +4,28 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
-from twinpool.engine.tokenizer import Tokenizer
+if TYPE_CHECKING:
+    from twinpool.engine.tokenizer import Tokenizer
 
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-F]{2}>")
 _MAX_WINDOW = 16
 _SYNCHRONIZED_CHARS = 4
-"""A decoder that starts inside a UTF-8 character is in step again after 3 bytes, so surely after 4 characters."""
+"""A decoder that starts inside a UTF-8 character is in step again after 3 bytes, so after 4 characters."""
 
 
 class IncrementalDetokenizer:
     """The text of one output. What all calls return, joined, is `tokenizer.decode` of all ids, however split.
 
     Decoding a token needs its left context (the first word of a text loses its leading space, a character may
-    spread over several tokens), so a window of the last few tokens is kept and decoded with each new one: what a
-    token costs does not depend on the length of the text.
+    spread over several tokens), so a window of the last few tokens is kept and decoded with each new one:
+    what a token costs does not depend on the length of the text.
 
-    Held back is what later tokens could still change: a last character U+FFFD, which may be half of another one,
-    and a run of byte tokens (``<0xE2>``) until it has ended, because it becomes characters or U+FFFDs as a whole.
+    Held back is what later tokens could still change: a last character U+FFFD, which may be half of another
+    one, and a run of byte tokens (``<0xE2>``) until it has ended, because it becomes characters or U+FFFDs as
+    a whole.
     """
 
     def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool = True) -> None:
@@ -67,7 +70,7 @@ class IncrementalDetokenizer:
         return given
 
     def _cut_window(self, text: str) -> None:
-        """Forgets the older half of a window that never ends in a whole character, where that changes nothing."""
+        """Forgets the older part of a window that never ends in a whole character, if nothing changes."""
         older, newer = self._window[: -_MAX_WINDOW // 2], self._window[-_MAX_WINDOW // 2 :]
         older_text, newer_text = self._text(older), self._text(newer)
         if older_text + newer_text == text and len(newer_text) >= _SYNCHRONIZED_CHARS:

@@ -1,8 +1,8 @@
 """The user's cache of converted models: built once, published whole.
 
-An entry is a directory that appears by one rename, after everything in it is written. Whatever is being built lies
-beside it under the same name with ``.part``; a lock file lets one process build while others wait, and whatever a
-dead process left there is removed by the next one that builds.
+An entry is a directory that appears by one rename, after everything in it is written. Whatever is being built
+lies beside it under the same name with ``.part``; a lock file lets one process build while others wait, and
+whatever a dead process left there is removed by the next one that builds.
 """
 
 from __future__ import annotations
@@ -35,8 +35,9 @@ def entry_path(key: str) -> Path:
 def cached(key: str, needs_bytes: int, build: Callable[[Path], None]) -> Path:
     """The directory of the entry `key`; `build(directory)` fills it if there is none yet.
 
-    `build` gets an empty directory and may leave nothing but the entry's files in it. If it raises, or the process
-    is interrupted, nothing of it remains. `needs_bytes` is the disk space that building takes at its height.
+    `build` gets an empty directory and may leave nothing but the entry's files in it. If it raises, or the
+    process is interrupted, nothing of it remains. `needs_bytes` is the disk space that building takes at its
+    height.
 
     Raises:
         ModelError: the disk has less than `needs_bytes` free or fills up, or the cache cannot be written.
@@ -61,8 +62,8 @@ def _build(entry: Path, needs_bytes: int, build: Callable[[Path], None]) -> None
     free_bytes = shutil.disk_usage(entry.parent).free
     if free_bytes < needs_bytes:
         raise ModelError(
-            f"{entry.parent} has {free_bytes / 1e6:,.0f} MB free and this model needs {needs_bytes / 1e6:,.0f} MB; "
-            f"free some, or set {CACHE_VARIABLE} to a directory on another disk"
+            f"{entry.parent} has {free_bytes / 1e6:,.0f} MB free and this model needs "
+            f"{needs_bytes / 1e6:,.0f} MB; free some, or set {CACHE_VARIABLE} to a directory on another disk"
         )
     part.mkdir()
     try:
@@ -76,7 +77,8 @@ def _build(entry: Path, needs_bytes: int, build: Callable[[Path], None]) -> None
 def _explained(exc: OSError, directory: Path) -> ModelError:
     if exc.errno in (errno.ENOSPC, errno.EDQUOT):
         return ModelError(
-            f"the disk of {directory} is full; free some space, or set {CACHE_VARIABLE} to a directory on another disk"
+            f"the disk of {directory} is full; free some space, or set {CACHE_VARIABLE} to a directory on "
+            "another disk"
         )
     return ModelError(
         f"the model cache {directory} cannot be written ({exc}); set {CACHE_VARIABLE} to a directory that can"

@@ -38,7 +38,7 @@ class ConsoleProgress:
         self._stop()
         columns = [TextColumn("{task.description}"), BarColumn()]
         if total_bytes is not None:
-            columns += [DownloadColumn(), TimeRemainingColumn()]  # type: ignore[list-item]
+            columns += [DownloadColumn(), TimeRemainingColumn()]
         self._bar = RichProgress(*columns, console=self._console, transient=True)
         self._task = self._bar.add_task(what, total=total_bytes)
         self._bar.start()

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 
-class StopStrings:
-    """Watches one output. Give it the text of one token at a time, then the token that completes a match is known.
+class StopMatcher:
+    """Watches one output. Given the text of one token at a time, it tells at which one a match is complete.
 
-    The match that is complete first ends the output; of several that are complete with the same character, the
-    longest one (the one that starts first). So the result does not depend on how the text is split. Text that may be
-    the beginning of a stop string is held back. `matched` is the stop string found, None so far.
+    The match that is complete first ends the output; of several that are complete with the same character,
+    the longest one (the one that starts first). So the result does not depend on how the text is split. Text
+    that may be the beginning of a stop string is held back. `matched` is the stop string found, None so far.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
@@ -22,7 +22,7 @@ class StopStrings:
         self.matched: str | None = None
 
     def add(self, text: str) -> str:
-        """What of the text so far may be shown now. With a match: up to the stop string, and from then on nothing."""
+        """What may be shown now. With a match: the text up to the stop string, and from then on nothing."""
         if self.matched is not None:
             return ""
         pending = self._held + text
@@ -45,6 +45,6 @@ class StopStrings:
 
 
 def _num_begun(text: str, stop: str) -> int:
-    """Characters at the end of `text` that are the beginning of `stop`: the most, and fewer than all of it."""
+    """The length of the longest end of `text` that is a beginning of `stop`, and not all of it."""
     longest = min(len(text), len(stop) - 1)
     return next((n for n in range(longest, 0, -1) if text.endswith(stop[:n])), 0)

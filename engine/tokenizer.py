@@ -1,4 +1,4 @@
-"""Text to token ids and back, and the chat template: what transformers' AutoTokenizer gives, without importing it."""
+"""Text to token ids and back, and chat templates: as transformers' AutoTokenizer, without importing it."""
 
 from __future__ import annotations
 
@@ -13,9 +13,13 @@ from tokenizers.processors import TemplateProcessing
 
 from twinpool.engine import convert
 from twinpool.engine.chat_template import ChatTemplate
+from twinpool.engine.detokenizer import IncrementalDetokenizer
 from twinpool.engine.model_cache import cached
 from twinpool.engine.model_config import ModelConfig
+from twinpool.engine.stop_strings import StopMatcher
 from twinpool.errors import InvalidRequest, ModelError
+
+__all__ = ["IncrementalDetokenizer", "StopMatcher", "Tokenizer"]
 
 _SPECIAL_TOKENS = tuple(f"{kind}_token" for kind in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
 _VOCABULARY_FILES = ("tokenizer.model", "vocab.json", "merges.txt", "vocab.txt", "spiece.model")
@@ -25,9 +29,9 @@ _CONVERSION_BYTES = 100_000_000
 class Tokenizer:
     """A model's tokenizer. Immutable after construction; any thread may use it.
 
-    `eos_token_ids` are the tokens that end an answer by the model's own files, `special_token_ids` those that plain
-    text leaves out. `vocab_size` counts all tokens including added ones. With `has_byte_fallback` a character outside
-    the vocabulary is a run of byte tokens like ``<0xE2>``.
+    `eos_token_ids` are the tokens that end an answer by the model's own files, `special_token_ids` those that
+    plain text leaves out. `vocab_size` counts all tokens including added ones. With `has_byte_fallback` a
+    character outside the vocabulary is a run of byte tokens like ``<0xE2>``.
     """
 
     def __init__(
@@ -77,7 +81,8 @@ class Tokenizer:
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of `text`; special tokens written out in it count as such.
 
-        `add_special_tokens` adds what the model expects around a plain text (BOS). A rendered chat has it already.
+        `add_special_tokens` adds what the model expects around a plain text (BOS). A rendered chat has it
+        already.
         """
         ids: list[int] = self.backend.encode(text, add_special_tokens=add_special_tokens).ids
         return ids
@@ -95,7 +100,7 @@ class Tokenizer:
     def apply_chat_template(
         self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True, **kwargs: Any
     ) -> str:
-        """The conversation as the text that the model was trained on; encode it without adding special tokens.
+        """The conversation as one text; encode it without adding special tokens, it has them.
 
         Raises:
             InvalidRequest: the model has no chat template, or its template refuses these messages.

@@ -1,0 +1,135 @@
+"""`twinpool kv-size`: how much memory a model's KV takes, and what fits."""
+
+from __future__ import annotations
+
+import argparse
+import re
+
+from twinpool.config import EngineConfig
+from twinpool.errors import ConfigError
+from twinpool.layout import Dtype, KVLayout
+
+_SHAPE_FLAGS = ("layers", "kv_heads", "head_dim")
+_DEFAULT_CONTEXT = 4096
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12,
+          "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30, "ti": 1 << 40}  # fmt: skip
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
+    """Describes the command."""
+    parser = subparsers.add_parser(
+        "kv-size",
+        help="bytes of KV per token, block and sequence, and how many sequences fit",
+        description="Computes how much memory a model's KV takes and what fits into a given memory. "
+        "KV bytes per token = 2 × layers × KV heads × head size × bytes per element.",
+        epilog="example: twinpool kv-size --layers 32 --kv-heads 8 --head-dim 128 --memory 80GiB",
+    )
+    parser.add_argument("model", nargs="?", metavar="MODEL",
+                        help="Hugging Face id (its configuration is enough), directory or .gguf file "
+                        "(default: the built-in model)")  # fmt: skip
+    parser.add_argument("--layers", type=int, metavar="N", help="instead of a MODEL: its layers")
+    parser.add_argument("--kv-heads", type=int, metavar="N", help="instead of a MODEL: its key/value heads")
+    parser.add_argument("--head-dim", type=int, metavar="N", help="instead of a MODEL: elements of one head")
+    parser.add_argument("--dtype", default="auto", choices=["auto", *Dtype], metavar="TYPE",
+                        help="float32, bfloat16, float16 or auto (the MODEL's own, else bfloat16)")  # fmt: skip
+    parser.add_argument("--block-size", type=int, default=16, metavar="TOKENS",
+                        help="token slots per block (default 16)")  # fmt: skip
+    parser.add_argument("--context", type=int, metavar="TOKENS",
+                        help=f"length of a sequence (default: the MODEL's maximum, else {_DEFAULT_CONTEXT})")  # fmt: skip
+    parser.add_argument("--memory", type=parse_bytes, metavar="SIZE",
+                        help="memory for KV, like 80GiB (default: half of what is free here, as `serve` takes)")  # fmt: skip
+    return parser
+
+
+def run(args: argparse.Namespace) -> int:
+    """Prints the sizes.
+
+    Raises:
+        ConfigError: a number is missing or makes no sense.
+        ModelError: the model cannot be found.
+    """
+    name, layout, context = _model_shape(args) if _shape_flags(args) is None else _given_shape(args)
+    if args.memory is None:
+        import psutil
+
+        memory_bytes = int(psutil.virtual_memory().available * EngineConfig.kv_memory_fraction)
+        where = f"half of the free memory here ({binary(memory_bytes)})"
+    else:
+        memory_bytes, where = args.memory, binary(args.memory)
+    print("\n".join(describe(name, layout, context, memory_bytes, where)))
+    return 0
+
+
+def describe(name: str, layout: KVLayout, context: int, memory_bytes: int, where: str) -> list[str]:
+    """The lines that `run` prints: per token, per block, per sequence of `context` tokens, and what fits."""
+    blocks = layout.num_blocks(context)
+    sequence_bytes = blocks * layout.block_bytes
+    pool_blocks = memory_bytes // layout.block_bytes
+    rows = [
+        ("per token", binary(layout.token_bytes)),
+        (f"per block of {layout.block_size} tokens", binary(layout.block_bytes)),
+        (f"per sequence of {context:,} tokens", f"{binary(sequence_bytes)} ({blocks:,} blocks)"),
+        (f"in {where}", f"{pool_blocks:,} blocks = {pool_blocks * layout.block_size:,} tokens "
+                        f"= {pool_blocks // blocks:,} such sequences"),
+    ]  # fmt: skip
+    width = max(len(label) for label, _ in rows)
+    shape = f"{layout.num_layers} layers × {layout.num_kv_heads} KV heads × {layout.head_dim}, {layout.dtype}"
+    return [f"{name}: {shape}", *(f"  {label:<{width}}  {value}" for label, value in rows)]
+
+
+def binary(num_bytes: int) -> str:
+    """A size in binary units, like 288 MiB, exact if it is a whole number of them."""
+    size, unit = float(num_bytes), "B"
+    for larger in ("KiB", "MiB", "GiB", "TiB"):
+        if size < 1024:
+            break
+        size, unit = size / 1024, larger
+    return f"{size:,.0f} {unit}" if size == int(size) else f"{size:,.1f} {unit}"
+
+
+def parse_bytes(text: str) -> int:
+    """Bytes from a size like 80GiB, 512M or 1000000. Raises ArgumentTypeError."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?i?)b?", text.strip().lower())
+    if match is None or match[2] not in _UNITS:
+        raise argparse.ArgumentTypeError(f"{text!r} is no size; write it like 80GiB, 512MiB or 16GB")
+    return int(float(match[1]) * _UNITS[match[2]])
+
+
+def _shape_flags(args: argparse.Namespace) -> list[str] | None:
+    """The shape flags that are missing, None if none is given."""
+    missing = [flag for flag in _SHAPE_FLAGS if getattr(args, flag) is None]
+    return None if len(missing) == len(_SHAPE_FLAGS) else missing
+
+
+def _given_shape(args: argparse.Namespace) -> tuple[str, KVLayout, int]:
+    if missing := _shape_flags(args):
+        raise ConfigError(
+            f"--{missing[0].replace('_', '-')} is missing; give all of --layers --kv-heads --head-dim"
+        )
+    if args.model is not None:
+        raise ConfigError(f"MODEL is {args.model!r} and --layers is {args.layers}; give one or the other")
+    dtype = Dtype.BFLOAT16 if args.dtype == "auto" else Dtype(args.dtype)
+    shape = (args.layers, args.kv_heads, args.head_dim, args.block_size)
+    context = _DEFAULT_CONTEXT if args.context is None else args.context
+    _check_positive(args, context)
+    return "given shape", KVLayout(*shape, dtype), context
+
+
+def _model_shape(args: argparse.Namespace) -> tuple[str, KVLayout, int]:
+    from twinpool.engine.model_config import ModelConfig
+    from twinpool.engine.model_files import resolve
+
+    _check_positive(args, args.context)
+    model = resolve(args.model, needs_weights=False)
+    config = ModelConfig.from_dir(model.path)
+    dtype = config.dtype if args.dtype == "auto" else Dtype(args.dtype)
+    context = config.max_positions if args.context is None else args.context
+    return model.name, config.kv_layout(args.block_size, dtype), context
+
+
+def _check_positive(args: argparse.Namespace, context: int | None) -> None:
+    values = {"--block-size": args.block_size, "--context": context}
+    values |= {f"--{flag.replace('_', '-')}": getattr(args, flag) for flag in _SHAPE_FLAGS}
+    for flag, value in values.items():
+        if value is not None and value < 1:
+            raise ConfigError(f"{flag} is {value}; allowed: 1 or more")
