@@ -40,7 +40,8 @@ class FromPeer:
 
 @dataclass(frozen=True, slots=True)
 class PeerLinked:
-    """KV can be pushed to this decode worker (prefill side): handshake and probe succeeded."""
+    """KV can be pushed to this decode worker (prefill side: handshake and probe succeeded), or comes from this prefill
+    worker (decode side: welcomed). Before that, and after its `PeerGone`, grants with that process are refused."""
 
     worker_id: str
     incarnation: str
