@@ -1,0 +1,202 @@
+"""A decode worker's decisions: whom to grant room, what to decode, who gives way."""
+
+from __future__ import annotations
+
+from twinpool.config import SchedulerConfig
+from twinpool.decode_pool.intake import Arrival, Intake
+from twinpool.decode_pool.scheduler import DecodeScheduler
+from twinpool.engine.batch import StepBatch
+from twinpool.engine.block_pool import BlockPool
+from twinpool.errors import InvariantViolation
+from twinpool.kv_transfer.ledger import OwnershipLedger, Writer
+from twinpool.layout import KVLayout
+from twinpool.messages import (
+    Cancel,
+    Dropped,
+    Message,
+    Renew,
+    Reserve,
+    RevokeAck,
+    Seal,
+    StepTokens,
+    WorkerStats,
+)
+from twinpool.metrics import Counters, WorkerMetric
+from twinpool.request import RequestKey
+from twinpool.worker.core import (
+    Command,
+    Event,
+    FromCoordinator,
+    FromPeer,
+    PeerGone,
+    PeerLinked,
+    ReceiveCancelled,
+    SendCoordinator,
+    StepDone,
+    StepPlan,
+    Tick,
+    Verified,
+)
+
+
+class DecodeCore:
+    """The `RoleCore` of a decode worker.
+
+    It never computes prompt tokens: a sequence joins with the KV of its whole prompt and the first token, and
+    each slice is one token. Commands that a plan gives rise to come with the next event's, since `next_step`
+    can only return the plan. A grant counts as a sequence, so that at most `max_num_seqs` ever want to run.
+    """
+
+    def __init__(
+        self, num_blocks: int, layout: KVLayout, fingerprint: str, config: SchedulerConfig, incarnation: str
+    ) -> None:
+        self._max_num_seqs = config.max_num_seqs
+        self.pool = BlockPool(num_blocks, layout.block_size, config.prefix_cache)
+        self.counters = Counters()
+        self._ledger = OwnershipLedger(incarnation)
+        self._commands: list[Command] = []
+        self._intake = Intake(
+            self.pool, self._ledger, layout, fingerprint, config, self.counters, self._commands
+        )
+        self._scheduler = DecodeScheduler(self.pool)
+        self._running: frozenset[RequestKey] = frozenset()
+        self._cancelled: set[RequestKey] = set()
+
+    # ── the role's interface ──────────────────────────────────────────────────────────────────────────────
+
+    def handle(self, event: Event, now: float) -> list[Command]:
+        """Takes one event; returns what to do about it, in order."""
+        match event:
+            case FromCoordinator(Reserve() as message):
+                self._reserve(message, now)
+            case FromCoordinator(Cancel(key)):
+                self._cancel(key, now)
+            case FromPeer(worker_id, incarnation, message):
+                self._from_peer(Writer(worker_id, incarnation), message, now)
+            case StepDone():
+                self._step_done(event)
+            case Verified():
+                self._join(self._intake.verified(event, now))
+            case ReceiveCancelled(fence):
+                self._intake.receive_cancelled(fence)
+            case PeerLinked(worker_id, incarnation, transport):
+                self._intake.link(Writer(worker_id, incarnation), transport)
+            case PeerGone(worker_id, incarnation):
+                self._intake.writer_gone(Writer(worker_id, incarnation), now)
+            case Tick():
+                self._intake.expire(now)
+            case FromCoordinator():
+                self.counters.add(WorkerMetric.JUNK_MESSAGES)
+            case _:
+                raise InvariantViolation(f"a decode worker got {type(event).__name__}")
+        self._intake.grant(self._max_num_seqs - len(self._scheduler) - self._intake.num_granted, now)
+        commands = list(self._commands)
+        self._commands.clear()
+        return commands
+
+    def next_step(self, now: float) -> StepPlan | None:
+        """One token for every running sequence that has, or can be given, a slot for it."""
+        if self._running:
+            raise InvariantViolation("a step was asked for while one runs")
+        slices, preempted, is_starved = self._scheduler.plan()
+        self.counters.add(WorkerMetric.PREEMPTIONS, len(preempted))
+        for key in preempted:
+            self._tell(Dropped(key, "preempted", "an older sequence needed the room"))
+        if is_starved and not self.pool.num_quarantined:
+            self._intake.preempt_youngest(now)
+        if not slices:
+            return None
+        self._running = frozenset(chunk.key for chunk in slices)
+        return StepPlan(StepBatch(tuple(slices)))
+
+    def stats(self) -> WorkerStats:
+        """Blocks by state, queue lengths and counters at this moment. Blocks lent to writers are leased."""
+        waiting = [len(arrival.job.token_ids) for arrival in self._intake.waiting]
+        return WorkerStats(
+            free_blocks=self.pool.num_free,
+            owned_blocks=self.pool.num_owned,
+            cached_blocks=self.pool.num_cached,
+            quarantined_blocks=self.pool.num_quarantined,
+            leased_blocks=self._ledger.num_reserved,
+            waiting=len(waiting),
+            running=len(self._scheduler) + self._intake.num_granted,
+            waiting_tokens=sum(waiting),
+            counters=self.counters.snapshot(),
+        )
+
+    def check(self) -> None:
+        """Raises InvariantViolation if a block has no owner, or pool and ledger disagree about one."""
+        self.pool.check()
+        self._ledger.check()
+        tables = [sequence.table for sequence in self._scheduler]
+        tables += [arrival.table for arrival in self._intake.granted if arrival.table]
+        held = {block for table in tables for block in table.block_ids}
+        if len(held) != self.pool.num_owned:
+            raise InvariantViolation(f"{self.pool.num_owned} blocks are owned, jobs have {len(held)}")
+        if self._ledger.num_quarantined != self.pool.num_quarantined:
+            raise InvariantViolation(
+                f"{self.pool.num_quarantined} blocks in quarantine, the ledger has {self._ledger.num_quarantined}"
+            )
+        if self._ledger.num_reserved != sum(len(arrival.written_blocks) for arrival in self._intake.granted):
+            raise InvariantViolation("the ledger lends other blocks than the grants here")
+
+    # ── events ────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _reserve(self, message: Reserve, now: float) -> None:
+        key = message.job.key
+        if key in self._intake or key in self._scheduler:
+            self.counters.add(WorkerMetric.JUNK_MESSAGES)
+            return
+        self._intake.reserve(message, now)
+
+    def _cancel(self, key: RequestKey, now: float) -> None:
+        self.counters.add(WorkerMetric.CANCELLED)
+        if key in self._running and key in self._scheduler:
+            self._cancelled.add(key)
+            return
+        if key in self._intake:
+            self._intake.drop(key, "cancelled", "", now)
+            return
+        if key in self._scheduler:
+            self._scheduler.leave(key)
+        self._tell(Dropped(key, "cancelled"))
+
+    def _from_peer(self, writer: Writer, message: Message, now: float) -> None:
+        match message:
+            case Renew(fences):
+                self._intake.renew(writer, fences, now)
+            case Seal(manifest):
+                self._join(self._intake.seal(writer, manifest, now))
+            case RevokeAck(_, fence):
+                self._intake.writer_acknowledged(fence, writer)
+            case _:
+                self.counters.add(WorkerMetric.JUNK_MESSAGES)
+
+    def _join(self, arrival: Arrival | None) -> None:
+        if arrival and arrival.table and arrival.manifest:
+            self._scheduler.join(arrival.job, arrival.table, arrival.chain, arrival.manifest.first_token)
+
+    def _step_done(self, done: StepDone) -> None:
+        slices = done.plan.batch.slices
+        self._running = frozenset()
+        self.counters.add(WorkerMetric.STEPS)
+        self.counters.add(WorkerMetric.STEP_SECONDS, done.output.seconds)
+        self.counters.add(WorkerMetric.OUTPUT_TOKENS, len(slices))
+        prompt_tokens = 0
+        tokens = []
+        for chunk in slices:
+            if len(chunk.token_ids) > 1 or chunk.start < self._scheduler.num_prompt_tokens(chunk.key):
+                prompt_tokens += len(chunk.token_ids)
+            if chunk.key in self._cancelled:
+                self._scheduler.leave(chunk.key)
+            else:
+                tokens.append(self._scheduler.complete(chunk, done.output.token_ids[chunk.key]))
+        self.counters.add(WorkerMetric.DECODE_POOL_PROMPT_TOKENS, prompt_tokens)
+        if tokens:
+            self._tell(StepTokens(tuple(tokens)))
+        for key in self._cancelled:
+            self._tell(Dropped(key, "cancelled"))
+        self._cancelled.clear()
+
+    def _tell(self, message: Message) -> None:
+        self._commands.append(SendCoordinator(message))

@@ -1,0 +1,152 @@
+"""Continuous batching: one token for every running sequence in each step; who leaves when blocks run out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from twinpool.engine.batch import SequenceSlice
+from twinpool.engine.block_pool import BlockPool, BlockTable, PrefixChain
+from twinpool.errors import InvariantViolation
+from twinpool.messages import Token
+from twinpool.request import Job, RequestKey
+
+
+def num_kv_tokens(job: Job, num_new_tokens: int | None = None) -> int:
+    """KV positions of the job's tokens and of at most `num_new_tokens` further ones (None: all it may generate).
+
+    The last token of an answer is never fed back, so it needs none.
+    """
+    num_fed = max(0, job.sampling.max_tokens - job.num_emitted - 1)
+    return len(job.token_ids) + (num_fed if num_new_tokens is None else min(num_fed, num_new_tokens))
+
+
+def why_never_fits(job: Job, pool: BlockPool) -> str | None:
+    """Why the job cannot run to its end even alone in the pool; None if it can."""
+    needed = pool.blocks_for(num_kv_tokens(job))
+    if needed <= pool.num_blocks:
+        return None
+    return f"prompt and output may need {needed} KV blocks, the pool has {pool.num_blocks}"
+
+
+@dataclass(slots=True, eq=False)
+class DecodeSequence:
+    """A sequence that generates. `token_ids` are all its tokens; the KV of all but the last is in `table`."""
+
+    job: Job
+    table: BlockTable
+    chain: PrefixChain
+    token_ids: list[int]
+
+    @property
+    def key(self) -> RequestKey:
+        """The job's key."""
+        return self.job.key
+
+    @property
+    def output_index(self) -> int:
+        """The index of the next output token, over all attempts."""
+        return len(self.token_ids) - self.job.num_prompt
+
+
+class DecodePlan(NamedTuple):
+    """One step's slices; the sequences that were preempted for it, youngest first, and released already; and whether
+    the oldest sequence could not run because others than sequences hold the blocks."""
+
+    slices: list[SequenceSlice]
+    preempted: list[RequestKey]
+    is_starved: bool
+
+
+class DecodeScheduler:
+    """The running sequences, oldest first, over one block pool.
+
+    A sequence that crosses a block border gets a block. If there is none, the youngest gives up all of its
+    own, so the oldest always goes on; what was preempted is computed again elsewhere from its tokens.
+    """
+
+    def __init__(self, pool: BlockPool) -> None:
+        self._pool = pool
+        self._running: dict[RequestKey, DecodeSequence] = {}
+
+    def __len__(self) -> int:
+        return len(self._running)
+
+    def __iter__(self) -> Iterator[DecodeSequence]:
+        return iter(self._running.values())
+
+    def __contains__(self, key: RequestKey) -> bool:
+        return key in self._running
+
+    def num_prompt_tokens(self, key: RequestKey) -> int:
+        """Tokens that the sequence joined with KV of: its prompt, and what earlier attempts had emitted."""
+        return len(self._running[key].job.token_ids)
+
+    def join(self, job: Job, table: BlockTable, chain: PrefixChain, first_token: int) -> None:
+        """The job's tokens are in `table`, which is the scheduler's from now on; `first_token` follows them.
+
+        Raises:
+            InvariantViolation: this attempt runs already.
+        """
+        if job.key in self._running:
+            raise InvariantViolation(f"{job.key} joined twice")
+        self._pool.seal(table, chain, len(job.token_ids))
+        self._running[job.key] = DecodeSequence(job, table, chain, [*job.token_ids, first_token])
+
+    def leave(self, key: RequestKey) -> None:
+        """Ends the sequence and releases its blocks."""
+        self._pool.release(self._running.pop(key).table)
+
+    def plan(self, make_room: Callable[[], bool] | None = None) -> DecodePlan:
+        """The next step. `make_room` may release blocks of others before a sequence is preempted; True if it did."""
+        plan = DecodePlan([], [], False)
+        for sequence in list(self._running.values()):
+            if sequence.key not in self._running:
+                break  # preempted for an older one, and so are all behind it
+            if not self._has_room(sequence, plan.preempted, make_room):
+                plan = plan._replace(is_starved=sequence.key in self._running)
+                break
+            plan.slices.append(self._slice(sequence))
+        return plan
+
+    def complete(self, chunk: SequenceSlice, token_id: int) -> Token:
+        """The slice has run and gave `token_id`. If that ends the answer, the sequence leaves."""
+        sequence = self._running[chunk.key]
+        index = sequence.output_index
+        sequence.token_ids.append(token_id)
+        if chunk.end % self._pool.block_size == 0:
+            sequence.chain.extend(sequence.token_ids)
+            self._pool.seal(sequence.table, sequence.chain, chunk.end)
+        finish = sequence.job.finish_reason(index, token_id)
+        if finish:
+            self.leave(chunk.key)
+        return Token(chunk.key, index, token_id, finish)
+
+    def _has_room(
+        self, sequence: DecodeSequence, preempted: list[RequestKey], make_room: Callable[[], bool] | None
+    ) -> bool:
+        if len(sequence.token_ids) <= len(sequence.table) * self._pool.block_size:
+            return True
+        while not self._pool.try_grow(sequence.table):
+            if make_room and make_room():
+                continue
+            if len(self._running) == 1:
+                return False
+            youngest = next(reversed(self._running))
+            self.leave(youngest)
+            preempted.append(youngest)
+            if youngest == sequence.key:
+                return False
+        return True
+
+    def _slice(self, sequence: DecodeSequence) -> SequenceSlice:
+        job, start = sequence.job, len(sequence.token_ids) - 1
+        return SequenceSlice(
+            job.key,
+            sequence.token_ids[start:],
+            start,
+            sequence.table.block_ids,
+            job.sampling,
+            job.banned_token_ids(sequence.output_index),
+        )
