@@ -1,0 +1,165 @@
+"""Compiling the CPU kernels: the decorator, where compiled code is kept, and the few scalar functions they share.
+
+bfloat16 arrays reach the kernels as their bits (`uint16`); all arithmetic is float32.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import numba
+import numpy as np
+import torch
+import xxhash
+from llvmlite import ir
+from numba.core import cgutils, types
+from numba.extending import intrinsic, overload, register_jitable
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def _can_keep_compiled_code() -> bool:
+    """Whether there is a directory for compiled code: NUMBA_CACHE_DIR, or one in the user's cache directory.
+
+    Numba writes each entry to a temporary file and renames it, so processes that compile at once are all right. It
+    knows a kernel by its own file only, so the directory carries a digest of the functions here that they share.
+    """
+    try:
+        if not numba.config.CACHE_DIR:
+            base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+            shared = xxhash.xxh3_64_hexdigest(Path(__file__).read_bytes())
+            numba.config.CACHE_DIR = str(Path(base) / "twinpool" / "numba" / shared)
+        Path(numba.config.CACHE_DIR).mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=numba.config.CACHE_DIR):
+            return True
+    except (OSError, RuntimeError):  # RuntimeError: no home directory
+        return False
+
+
+KEEPS_COMPILED_CODE = _can_keep_compiled_code()
+"""False on a read-only home: the kernels are then compiled again by every process that runs them."""
+
+
+def compiled(function: Function) -> Function:
+    """Compiles `function` at its first call. It runs without the interpreter lock and may reorder float sums."""
+    jit = numba.njit(nogil=True, fastmath=True, error_model="numpy", cache=KEEPS_COMPILED_CODE)
+    return cast(Function, jit(function))
+
+
+def runs_compiled(tensor: torch.Tensor) -> bool:
+    """Whether the CPU kernels can work on `tensor`: float32 or bfloat16 in main memory."""
+    return tensor.device.type == "cpu" and tensor.dtype in (torch.float32, torch.bfloat16)
+
+
+def flat(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
+    """The memory from the tensor's first to its last element as a flat array; bfloat16 as bits. Nothing is copied.
+
+    Kernels take such arrays and strides in elements, so that each is compiled once per element type.
+    """
+    span = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    line = tensor.as_strided((span if tensor.numel() else 0,), (1,))
+    return line.view(torch.uint16).numpy() if tensor.dtype is torch.bfloat16 else line.numpy()
+
+
+@intrinsic
+def float_of_bits(typingctx: Any, bits: Any) -> Any:
+    """Reads the 32 bits of an int32 or uint32 as a float32."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.bitcast(args[0], ir.FloatType())
+
+    return types.float32(bits), codegen
+
+
+@intrinsic
+def bits_of_float(typingctx: Any, value: Any) -> Any:
+    """Reads a float32 as the 32 bits of a uint32."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.bitcast(args[0], ir.IntType(32))
+
+    return types.uint32(types.float32), codegen
+
+
+@intrinsic
+def prefetch(typingctx: Any, array: Any, index: Any) -> Any:
+    """Asks for the cache line of `array[index]` (one dimension, contiguous) without waiting for it."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        struct = context.make_array(signature.args[0])(context, builder, args[0])
+        byte_pointer = ir.IntType(8).as_pointer()
+        address = builder.bitcast(builder.gep(struct.data, [args[1]]), byte_pointer)
+        flag = ir.IntType(32)
+        kind = ir.FunctionType(ir.VoidType(), [byte_pointer, flag, flag, flag])
+        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+        builder.call(function, [address, flag(0), flag(3), flag(1)])  # read, keep in all levels, data
+        return context.get_dummy_value()
+
+    return types.void(array, index), codegen
+
+
+def load(array: Any, index: Any) -> Any:
+    """`array[index]` as float32; inside kernels only. `array` holds float32, or bfloat16 bits."""
+    raise NotImplementedError("only compiled code calls this")
+
+
+@overload(load, inline="always")
+def _load(array: Any, index: Any) -> Any:
+    if array.dtype == types.uint16:
+
+        def load_bits(array: Any, index: Any) -> Any:
+            return float_of_bits(np.uint32(np.uint32(array[index]) << np.uint32(16)))
+
+        return load_bits
+
+    def load_float(array: Any, index: Any) -> Any:
+        return array[index]
+
+    return load_float
+
+
+def store(array: Any, index: Any, value: Any) -> None:
+    """`array[index] = value`, rounded to nearest even if `array` holds bfloat16 bits; inside kernels only."""
+    raise NotImplementedError("only compiled code calls this")
+
+
+@overload(store, inline="always")
+def _store(array: Any, index: Any, value: Any) -> Any:
+    if array.dtype == types.uint16:
+
+        def store_bits(array: Any, index: Any, value: Any) -> Any:
+            bits = bits_of_float(np.float32(value))
+            odd = (bits >> np.uint32(16)) & np.uint32(1)
+            array[index] = np.uint16((bits + np.uint32(0x7FFF) + odd) >> np.uint32(16))
+
+        return store_bits
+
+    def store_float(array: Any, index: Any, value: Any) -> Any:
+        array[index] = value
+
+    return store_float
+
+
+@register_jitable
+def exp(x: Any) -> Any:
+    """e to the float32 `x` within 2 units in the last place, in a form that vectorises. Below -87 it is 0.
+
+    x = k·ln 2 + r with |r| ≤ ln 2 / 2; e^r by its Taylor polynomial of degree 7, 2^k by writing the exponent's bits.
+    """
+    k = np.float32(np.rint(x * np.float32(1.44269504)))
+    r = x - k * np.float32(0.693359375) + k * np.float32(2.12194440e-4)
+    p = np.float32(1.98412698e-4)
+    p = p * r + np.float32(1.38888889e-3)
+    p = p * r + np.float32(8.33333333e-3)
+    p = p * r + np.float32(4.16666667e-2)
+    p = p * r + np.float32(1.66666667e-1)
+    p = p * r + np.float32(0.5)
+    p = p * r + np.float32(1.0)
+    p = p * r + np.float32(1.0)
+    k = min(max(k, np.float32(-127.0)), np.float32(127.0))
+    power = float_of_bits(np.int32((np.int32(k) + np.int32(127)) << np.int32(23)))
+    return p * power if x > np.float32(-87.0) else np.float32(0.0)

@@ -1,0 +1,77 @@
+"""Root-mean-square norm: y = x / sqrt(mean(x²) + eps) · weight (Zhang and Sennrich 2019, arXiv:1910.07467)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from twinpool.kernels.jit import compiled, flat, load, runs_compiled, store
+
+
+def rms_norm_reference(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """The formula in float32, over the last dimension, rounded once to the type of `x`."""
+    wide = x.float()
+    return (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps) * weight.float()).to(x.dtype)
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """Norm of each row: `x` [rows, width], contiguous; `weight` [width]. Returns a new tensor."""
+    if not runs_compiled(x):
+        return rms_norm_reference(x, weight, eps)
+    out = torch.empty_like(x)
+    _norm(flat(x), flat(weight), np.float32(eps), flat(out), x.shape[0], 1, x.stride(0), 0)
+    return out
+
+
+def add_rms_norm(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """Adds `x` to `residual` in place and returns the norm of the sum; all [rows, width], contiguous."""
+    if not runs_compiled(x):
+        return rms_norm_reference(residual.add_(x), weight, eps)
+    out = torch.empty_like(x)
+    _add_norm(flat(x), flat(residual), flat(weight), np.float32(eps), flat(out))
+    return out
+
+
+def rms_norm_heads_(x: torch.Tensor, weight: torch.Tensor, eps: float) -> None:
+    """Norms each head of `x` [tokens, heads, head_dim] in place; `x` may be a slice of wider rows."""
+    if not runs_compiled(x):
+        x.copy_(rms_norm_reference(x, weight, eps))
+        return
+    memory = flat(x)
+    _norm(memory, flat(weight), np.float32(eps), memory, x.shape[0], x.shape[1], x.stride(0), x.stride(1))
+
+
+@compiled
+def _norm(
+    x: Any, weight: Any, eps: Any, out: Any, num_rows: Any, num_heads: Any, row_stride: Any, head_stride: Any
+) -> None:
+    width = weight.shape[0]
+    for row in range(num_rows):
+        for head in range(num_heads):
+            start = row * row_stride + head * head_stride
+            source, target = x[start : start + width], out[start : start + width]
+            square = np.float32(0.0)
+            for i in range(width):
+                square += load(source, i) * load(source, i)
+            scale = np.float32(1.0) / np.sqrt(square / np.float32(width) + eps)
+            for i in range(width):
+                store(target, i, load(source, i) * scale * load(weight, i))
+
+
+@compiled
+def _add_norm(x: Any, residual: Any, weight: Any, eps: Any, out: Any) -> None:
+    width = weight.shape[0]
+    for start in range(0, x.shape[0], width):
+        added, summed = x[start : start + width], residual[start : start + width]
+        target = out[start : start + width]
+        for i in range(width):
+            store(summed, i, load(added, i) + load(summed, i))
+        # The norm is that of the stored, rounded sum: what later layers add to.
+        square = np.float32(0.0)
+        for i in range(width):
+            square += load(summed, i) * load(summed, i)
+        scale = np.float32(1.0) / np.sqrt(square / np.float32(width) + eps)
+        for i in range(width):
+            store(target, i, load(summed, i) * scale * load(weight, i))
