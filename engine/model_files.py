@@ -94,8 +94,7 @@ def _checked(path: Path, needs_weights: bool) -> Path:
     elif not any(path.glob("*.safetensors")):
         raise ModelError(
             f"{path} has no *.safetensors. Pickled weights (*.bin, *.pt, *.pth) are refused, because "
-            "reading them can run code; save the model again with save_pretrained, or use a revision that has "
-            "safetensors"
+            "reading them can run code; save the model with save_pretrained, or use a revision that has them"
         )
     return path
 

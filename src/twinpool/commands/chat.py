@@ -65,7 +65,8 @@ def run(args: argparse.Namespace) -> int:
                 _converse(client, history, options)
         except (httpx.ConnectError, httpx.ConnectTimeout, httpx.UnsupportedProtocol, httpx.InvalidURL) as exc:
             raise ConfigError(
-                f"no server answers at {args.url} ({exc}); start one with `twinpool serve`, or name it with --url"
+                f"no server answers at {args.url} ({exc}); start one with `twinpool serve`, "
+                "or name it with --url"
             ) from exc
         except httpx.HTTPError as exc:
             raise RequestFailed(f"the connection to {args.url} broke: {exc or type(exc).__name__}") from exc
@@ -97,7 +98,7 @@ def _converse(client: httpx.Client, history: list[Message], options: dict[str, A
 
 
 def _answer(client: httpx.Client, messages: list[Message], options: dict[str, Any]) -> str:
-    """Prints the answer as it comes and returns it. Ctrl-C ends it; leaving the stream frees it on the server."""
+    """Prints the answer as it comes and returns it. Ctrl-C ends it, here and on the server."""
     body = {**options, "messages": messages, "stream": True}
     answer = ""
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 
-from twinpool.config import EngineConfig
+from twinpool.config import EngineConfig, require
 from twinpool.errors import ConfigError
 from twinpool.layout import Dtype, KVLayout
 
@@ -24,20 +24,21 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "KV bytes per token = 2 × layers × KV heads × head size × bytes per element.",
         epilog="example: twinpool kv-size --layers 32 --kv-heads 8 --head-dim 128 --memory 80GiB",
     )
-    parser.add_argument("model", nargs="?", metavar="MODEL",
-                        help="Hugging Face id (its configuration is enough), directory or .gguf file "
-                        "(default: the built-in model)")  # fmt: skip
-    parser.add_argument("--layers", type=int, metavar="N", help="instead of a MODEL: its layers")
-    parser.add_argument("--kv-heads", type=int, metavar="N", help="instead of a MODEL: its key/value heads")
-    parser.add_argument("--head-dim", type=int, metavar="N", help="instead of a MODEL: elements of one head")
-    parser.add_argument("--dtype", default="auto", choices=["auto", *Dtype], metavar="TYPE",
-                        help="float32, bfloat16, float16 or auto (the MODEL's own, else bfloat16)")  # fmt: skip
-    parser.add_argument("--block-size", type=int, default=16, metavar="TOKENS",
-                        help="token slots per block (default 16)")  # fmt: skip
-    parser.add_argument("--context", type=int, metavar="TOKENS",
-                        help=f"length of a sequence (default: the MODEL's maximum, else {_DEFAULT_CONTEXT})")  # fmt: skip
-    parser.add_argument("--memory", type=parse_bytes, metavar="SIZE",
-                        help="memory for KV, like 80GiB (default: half of what is free here, as `serve` takes)")  # fmt: skip
+    add = parser.add_argument
+    default_memory = "half of what is free here, as `serve` takes"
+    add("model", nargs="?", metavar="MODEL", help="id, directory or .gguf file (default: the built-in model)")
+    add("--layers", type=int, metavar="N", help="instead of a MODEL: its layers")
+    add("--kv-heads", type=int, metavar="N", help="instead of a MODEL: its key/value heads")
+    add("--head-dim", type=int, metavar="N", help="instead of a MODEL: elements of one head")
+    add("--dtype", default="auto", help="float32, bfloat16, float16 or auto (the MODEL's own, else bfloat16)")
+    add("--block-size", type=int, default=16, metavar="TOKENS", help="token slots per block (default 16)")
+    add(
+        "--context",
+        type=int,
+        metavar="TOKENS",
+        help="a sequence's length (default: the MODEL's longest, or 4096)",
+    )
+    add("--memory", type=parse_bytes, metavar="SIZE", help=f"for KV, like 80GiB (default: {default_memory})")
     return parser
 
 
@@ -48,11 +49,12 @@ def run(args: argparse.Namespace) -> int:
         ConfigError: a number is missing or makes no sense.
         ModelError: the model cannot be found.
     """
+    _check(args)
     name, layout, context = _model_shape(args) if _shape_flags(args) is None else _given_shape(args)
     if args.memory is None:
-        import psutil
+        from twinpool.commands.machine import usable_memory_bytes
 
-        memory_bytes = int(psutil.virtual_memory().available * EngineConfig.kv_memory_fraction)
+        memory_bytes = int(usable_memory_bytes() * EngineConfig(model_dir="").kv_memory_fraction)
         where = f"half of the free memory here ({binary(memory_bytes)})"
     else:
         memory_bytes, where = args.memory, binary(args.memory)
@@ -111,7 +113,6 @@ def _given_shape(args: argparse.Namespace) -> tuple[str, KVLayout, int]:
     dtype = Dtype.BFLOAT16 if args.dtype == "auto" else Dtype(args.dtype)
     shape = (args.layers, args.kv_heads, args.head_dim, args.block_size)
     context = _DEFAULT_CONTEXT if args.context is None else args.context
-    _check_positive(args, context)
     return "given shape", KVLayout(*shape, dtype), context
 
 
@@ -119,7 +120,6 @@ def _model_shape(args: argparse.Namespace) -> tuple[str, KVLayout, int]:
     from twinpool.engine.model_config import ModelConfig
     from twinpool.engine.model_files import resolve
 
-    _check_positive(args, args.context)
     model = resolve(args.model, needs_weights=False)
     config = ModelConfig.from_dir(model.path)
     dtype = config.dtype if args.dtype == "auto" else Dtype(args.dtype)
@@ -127,9 +127,9 @@ def _model_shape(args: argparse.Namespace) -> tuple[str, KVLayout, int]:
     return model.name, config.kv_layout(args.block_size, dtype), context
 
 
-def _check_positive(args: argparse.Namespace, context: int | None) -> None:
-    values = {"--block-size": args.block_size, "--context": context}
-    values |= {f"--{flag.replace('_', '-')}": getattr(args, flag) for flag in _SHAPE_FLAGS}
-    for flag, value in values.items():
-        if value is not None and value < 1:
-            raise ConfigError(f"{flag} is {value}; allowed: 1 or more")
+def _check(args: argparse.Namespace) -> None:
+    allowed = ("auto", *Dtype)
+    require("--dtype", args.dtype, args.dtype in allowed, ", ".join(allowed))
+    for name in ("block_size", "context", *_SHAPE_FLAGS):
+        value = getattr(args, name)
+        require(f"--{name.replace('_', '-')}", value, value is None or value >= 1, "1 or more")

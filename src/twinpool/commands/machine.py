@@ -1,0 +1,167 @@
+"""What this machine is: processor, memory, devices, packages. Only facts; `doctor` says what they mean."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+_CHILD_TIMEOUT_S = 30.0
+_PACKAGES = ("torch", "transformers", "tokenizers", "numba", "triton", "ucxx-cu12", "ucxx-cu13", "ucxx")
+_SHM = Path("/dev/shm")
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """One device that torch can use. Memory in bytes."""
+
+    name: str
+    memory_bytes: int
+    free_bytes: int
+    capability: str
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """One look at this machine. Sizes in bytes; None where the system does not tell.
+
+    `usable_memory_bytes` is what this process can still get: free memory, bounded by its control group.
+    `packages` has the versions of those that are installed. `ucx_transports` are UCX's own names.
+    """
+
+    system: str
+    python: str
+    packages: dict[str, str]
+    cpu: str
+    usable_cores: int
+    native_bf16: bool
+    memory_bytes: int
+    usable_memory_bytes: int
+    memory_limit_bytes: int | None
+    shm_free_bytes: int | None
+    gpus: tuple[Gpu, ...]
+    ucx_transports: tuple[str, ...]
+    ucx_problem: str | None
+
+
+def look() -> Machine:
+    """Looks at this machine; takes some seconds, because torch and UCX are asked too."""
+    flags, model = _cpu()
+    ucx_transports, ucx_problem = _ucx()
+    return Machine(
+        system=f"{platform.system()} {platform.machine()}",
+        python=platform.python_version(),
+        packages={name: version for name in _PACKAGES if (version := _version(name)) is not None},
+        cpu=model,
+        usable_cores=len(os.sched_getaffinity(0))
+        if hasattr(os, "sched_getaffinity")
+        else os.cpu_count() or 1,
+        native_bf16=bool(flags & {"avx512_bf16", "amx_bf16", "bf16"}),
+        memory_bytes=psutil.virtual_memory().total,
+        usable_memory_bytes=usable_memory_bytes(),
+        memory_limit_bytes=_memory_limit(),
+        shm_free_bytes=shutil.disk_usage(_SHM).free if _SHM.is_dir() else None,
+        gpus=_gpus(),
+        ucx_transports=ucx_transports,
+        ucx_problem=ucx_problem,
+    )
+
+
+def usable_memory_bytes() -> int:
+    """Memory that this process can still get: what is free, and what its control group leaves it."""
+    available = psutil.virtual_memory().available
+    limit, used = _memory_limit(), _memory_used()
+    return available if limit is None or used is None else max(0, min(available, limit - used))
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _cpu() -> tuple[set[str], str]:
+    """Feature flags and model name."""
+    flags: set[str] = set()
+    model = platform.processor() or platform.machine()
+    info = Path("/proc/cpuinfo")
+    for line in info.read_text(encoding="utf-8").splitlines() if info.is_file() else ():
+        key, _, value = line.partition(":")
+        if key.strip() in ("flags", "Features"):
+            flags.update(value.split())
+        elif key.strip() == "model name":
+            model = value.strip()
+    return flags, model
+
+
+def _cgroup_file(version_2: str, version_1: str) -> Path | None:
+    """The memory controller's file for this process, under either version of control groups."""
+    groups = Path("/proc/self/cgroup")
+    for line in groups.read_text(encoding="utf-8").splitlines() if groups.is_file() else ():
+        _, controllers, group = line.split(":", 2)
+        root, name = Path("/sys/fs/cgroup"), version_2
+        if "memory" in controllers.split(","):
+            root, name = root / "memory", version_1
+        elif controllers:
+            continue
+        # Inside a container the group's path is the host's and its files lie at the root.
+        for file in (root / group.lstrip("/") / name, root / name):
+            if file.is_file():
+                return file
+    return None
+
+
+def _memory_limit() -> int | None:
+    file = _cgroup_file("memory.max", "memory.limit_in_bytes")
+    text = "max" if file is None else file.read_text(encoding="ascii").strip()
+    limit = None if text == "max" else int(text)
+    # Version 1 writes a huge number for "no limit".
+    return None if limit is None or limit >= psutil.virtual_memory().total else limit
+
+
+def _memory_used() -> int | None:
+    file = _cgroup_file("memory.current", "memory.usage_in_bytes")
+    return None if file is None else int(file.read_text(encoding="ascii"))
+
+
+def _gpus() -> tuple[Gpu, ...]:
+    if importlib.util.find_spec("torch") is None:
+        return ()
+    import torch
+
+    if not torch.cuda.is_available():
+        return ()
+    found = []
+    for index in range(torch.cuda.device_count()):
+        properties = torch.cuda.get_device_properties(index)
+        free_bytes, total_bytes = torch.cuda.mem_get_info(index)
+        capability = f"{properties.major}.{properties.minor}"
+        found.append(Gpu(properties.name, total_bytes, free_bytes, capability))
+    return tuple(found)
+
+
+def _ucx() -> tuple[tuple[str, ...], str | None]:
+    """UCX's transports here, or why there are none. In a child: UCX changes signal handlers."""
+    if importlib.util.find_spec("ucxx") is None:
+        return (), "the package ucxx is not installed"
+    question = "import json, ucxx; print(json.dumps(sorted(ucxx.get_active_transports())))"
+    try:
+        child = subprocess.run(
+            [sys.executable, "-P", "-W", "ignore", "-c", question],
+            capture_output=True, text=True, timeout=_CHILD_TIMEOUT_S, check=False,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        return (), f"UCX did not answer within {_CHILD_TIMEOUT_S:.0f} s"
+    if child.returncode:
+        return (), (child.stderr.strip().splitlines() or ["ucxx ended without a word"])[-1]
+    return tuple(json.loads(child.stdout.splitlines()[-1])), None
