@@ -8,7 +8,7 @@ from enum import StrEnum
 
 
 class WorkerMetric(StrEnum):
-    """What a worker counts. All only grow; the value is the Prometheus name without the prefix ``twinpool_``."""
+    """What a worker counts. All only grow; the value is the Prometheus name after ``twinpool_``."""
 
     STEPS = "steps_total"
     STEP_SECONDS = "step_seconds_total"
@@ -38,7 +38,7 @@ METRIC_HELP: dict[WorkerMetric, str] = {
     WorkerMetric.STEP_SECONDS: "Seconds spent in model steps.",
     WorkerMetric.PROMPT_TOKENS_COMPUTED: "Prompt tokens run through the model.",
     WorkerMetric.PROMPT_TOKENS_CACHED: "Prompt tokens taken from the prefix cache.",
-    WorkerMetric.DECODE_POOL_PROMPT_TOKENS: "Prompt tokens that a decode worker computed itself; 0 when split.",
+    WorkerMetric.DECODE_POOL_PROMPT_TOKENS: "Prompt tokens that a decode worker ran itself; 0 when split.",
     WorkerMetric.OUTPUT_TOKENS: "Tokens sampled.",
     WorkerMetric.BLOCKS_SENT: "KV blocks pushed to a decode worker.",
     WorkerMetric.BLOCKS_RECEIVED: "KV blocks received and verified.",
@@ -55,6 +55,79 @@ METRIC_HELP: dict[WorkerMetric, str] = {
     WorkerMetric.EXPIRED: "Reservations that ran out before their KV came.",
     WorkerMetric.JUNK_MESSAGES: "Messages that did not decode or made no sense.",
     WorkerMetric.INVARIANT_VIOLATIONS: "Broken ownership invariants. Anything but 0 is a bug in Twinpool.",
+}
+
+
+class CoordinatorMetric(StrEnum):
+    """What the coordinator counts. All only grow, over restarts of workers too."""
+
+    REQUESTS = "requests_total"
+    PROMPT_TOKENS = "admitted_prompt_tokens_total"
+    TOKENS_DELIVERED = "delivered_tokens_total"
+    TOKENS_BEHIND_STOP = "delivered_tokens_behind_stop_total"
+    ATTEMPTS_LOST = "attempts_lost_total"
+    WORKERS_LOST = "workers_lost_total"
+    WORKERS_DENIED = "workers_denied_total"
+    STALE_MESSAGES = "stale_messages_total"
+    DUPLICATE_TOKENS = "duplicate_tokens_total"
+    PROTOCOL_FAULTS = "protocol_faults_total"
+
+
+COORDINATOR_METRIC_HELP: dict[CoordinatorMetric, str] = {
+    CoordinatorMetric.REQUESTS: "Requests that reached their end, by outcome.",
+    CoordinatorMetric.PROMPT_TOKENS: "Prompt tokens of admitted requests.",
+    CoordinatorMetric.TOKENS_DELIVERED: "Output tokens handed to the gateway, each once.",
+    CoordinatorMetric.TOKENS_BEHIND_STOP: "Of these, tokens behind a stop string: no client got them.",
+    CoordinatorMetric.ATTEMPTS_LOST: "Attempts that were lost, by reason.",
+    CoordinatorMetric.WORKERS_LOST: "Worker processes that left or were lost, by role.",
+    CoordinatorMetric.WORKERS_DENIED: "Workers that were not let in.",
+    CoordinatorMetric.STALE_MESSAGES: "Messages of what was over already; normal after cancels.",
+    CoordinatorMetric.DUPLICATE_TOKENS: "Tokens that came twice. Anything but 0 is a bug in Twinpool.",
+    CoordinatorMetric.PROTOCOL_FAULTS: "Messages that a worker must not send then. Anything but 0 is a bug.",
+}
+
+
+class Gauge(StrEnum):
+    """What the coordinator shows of the present moment."""
+
+    LIVE = "requests_live"
+    QUEUE_REQUESTS = "queue_requests"
+    QUEUE_TOKENS = "queue_prompt_tokens"
+    WORKERS = "workers"
+    LEGS = "worker_attempts_held"
+    RUNNING = "worker_sequences_running"
+    WAITING = "worker_sequences_waiting"
+    BLOCKS = "kv_blocks"
+    LINK_RATE = "link_gb_per_s"
+
+
+GAUGE_HELP: dict[Gauge, str] = {
+    Gauge.LIVE: "Requests by state.",
+    Gauge.QUEUE_REQUESTS: "Requests that wait for a worker.",
+    Gauge.QUEUE_TOKENS: "Prompt tokens that wait for a worker.",
+    Gauge.WORKERS: "Live workers by role.",
+    Gauge.LEGS: "Attempts for which the worker holds something.",
+    Gauge.RUNNING: "Sequences that the worker runs.",
+    Gauge.WAITING: "Sequences that wait at the worker.",
+    Gauge.BLOCKS: "KV blocks by state.",
+    Gauge.LINK_RATE: "Measured rate of the link between two workers, in 1e9 bytes per second.",
+}
+
+
+class Timing(StrEnum):
+    """Durations that the coordinator collects into histograms, in seconds (DESIGN.md, vocabulary)."""
+
+    TTFT = "ttft_seconds"
+    ITL = "itl_seconds"
+    E2E = "e2e_seconds"
+    QUEUE = "queue_seconds"
+
+
+TIMING_HELP: dict[Timing, str] = {
+    Timing.TTFT: "From receiving a request to handing its first output to the connection.",
+    Timing.ITL: "Gaps between consecutive output tokens at the coordinator.",
+    Timing.E2E: "From receiving a request to its last output, answered ones only.",
+    Timing.QUEUE: "From the tokenized request to its first dispatch to a worker.",
 }
 
 

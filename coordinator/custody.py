@@ -1,0 +1,156 @@
+"""Who holds what for which request: the lifecycle table put into effect.
+
+Every request, every leg on a worker and every queue slot is opened and closed here, so that the counts can be
+checked against each other at any moment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from twinpool.config import CoordinatorConfig
+from twinpool.coordinator.admission import WaitingQueue
+from twinpool.coordinator.events import Command, Emit, Send
+from twinpool.coordinator.lifecycle import Leg, LegKind, Move, Request, Resource
+from twinpool.coordinator.registry import Registry, Worker
+from twinpool.coordinator.service import Output
+from twinpool.coordinator.tally import Tally
+from twinpool.coordinator.timeline import FinishedTimelines
+from twinpool.errors import InvariantViolation, RequestError, RequestFailed
+from twinpool.messages import Cancel, Message
+from twinpool.metrics import CoordinatorMetric, Timing
+from twinpool.request import FinishReason, RequestKey, RequestState
+
+PREEMPTED = "preempted"
+RUNNING = (RequestState.PREFILLING, RequestState.TRANSFERRING, RequestState.DECODING)
+
+
+class Custody:
+    """All live requests and what they own; `emit` takes commands in order."""
+
+    def __init__(
+        self,
+        config: CoordinatorConfig,
+        queue: WaitingQueue,
+        registry: Registry,
+        tally: Tally,
+        emit: Callable[[Command], None],
+    ) -> None:
+        self._max_attempts = config.max_attempts
+        self._queue = queue
+        self._registry = registry
+        self._tally = tally
+        self._emit = emit
+        self.requests: dict[str, Request] = {}
+        self.finished = FinishedTimelines(config.finished_timelines)
+
+    def open(self, request: Request, kind: LegKind, worker: Worker, pending_tokens: int) -> None:
+        """The present attempt claims `worker`, where `pending_tokens` of its prompt are to be computed."""
+        key = RequestKey(request.request_id, request.attempt)
+        leg = Leg(kind, key, worker, request, request.num_tokens, pending_tokens)
+        request.legs.append(leg)
+        worker.open(leg)
+
+    def send(self, worker: Worker, message: Message) -> None:
+        """Queues a message for the worker."""
+        self._emit(Send(worker.worker_id, worker.incarnation, message))
+
+    def resume(self, request: Request, reason: str, now: float, detail: str = "") -> None:
+        """The present attempt is lost: start another one with the tokens so far, or give up."""
+        request.timeline.attempts[-1].ended = f"{reason}: {detail}" if detail else reason
+        self._tally.add(CoordinatorMetric.ATTEMPTS_LOST, reason)
+        request.early.clear()
+        if reason == PREEMPTED and len(request.emitted) > request.num_emitted_at_start:
+            request.starts_charged -= 1
+        if request.starts_charged >= self._max_attempts:
+            error = RequestFailed(
+                f"the request was lost {request.starts_charged} times and is not started again; the last: "
+                f"{request.timeline.attempts[-1].ended}"
+            )
+            self.end(request, Move.FAIL, FinishReason.ERROR, now, error=error)
+            return
+        self.move(request, Move.RESUME, now)
+        request.queued_at = now
+        self._queue.push_front(request)
+
+    def end(
+        self,
+        request: Request,
+        move: Move,
+        finish: FinishReason,
+        now: float,
+        *,
+        error: RequestError | None = None,
+        is_silent: bool = False,
+    ) -> None:
+        """The outcome is decided. The client's last output is emitted unless `is_silent`: then it is out
+        already.
+        """
+        request.ending = move
+        timeline = request.timeline
+        timeline.ended_at = now
+        timeline.finish = finish
+        timeline.error = "" if error is None else error.message
+        if move is Move.FINISH:
+            self._tally.timings[Timing.E2E].observe(now - timeline.received_at)
+        if not is_silent:
+            output = Output((), len(request.emitted), finish, error)
+            self._emit(Emit(request.request_id, output))
+        self.move(request, move, now)
+        self.settle(request, now)
+
+    def move(self, request: Request, move: Move, now: float) -> None:
+        """Makes the move and releases what the table says."""
+        released = request.move(move, now)
+        if Resource.QUEUE_SLOT in released:
+            self._queue.remove(request)
+        if Resource.OUTPUT_BUFFER in released:
+            request.early.clear()
+        if request.state in (RequestState.QUEUED, RequestState.DRAINING):
+            for leg in request.legs:
+                if leg.cancelled_at is None:
+                    leg.cancelled_at = now
+                    self.send(leg.worker, Cancel(leg.key))
+        elif Resource.PREFILL_BLOCKS in released and (prefill := request.leg(LegKind.PREFILL)):
+            self.close(prefill)  # decode has acknowledged the KV: prefill lets go by itself
+
+    def close(self, leg: Leg) -> None:
+        """The worker has let go of this leg, or is gone."""
+        leg.worker.close(leg)
+        leg.request.legs.remove(leg)
+
+    def settle(self, request: Request, now: float) -> None:
+        """Ends the request for good if its outcome is decided and no worker holds anything of it."""
+        if request.ending is not None and not request.legs:
+            request.move(request.ending, now)
+            del self.requests[request.request_id]
+            self._tally.add(CoordinatorMetric.REQUESTS, request.state)
+            self.finished.add(request.timeline)
+
+    def check(self) -> None:
+        """Recounts who holds what.
+
+        Raises:
+            InvariantViolation: a leg, a queue slot or a sum is wrong.
+        """
+        legs = [leg for worker in self._registry for leg in worker.legs.values()]
+        held = [leg for request in self.requests.values() for leg in request.legs]
+        if {id(leg) for leg in legs} != {id(leg) for leg in held} or len(legs) != len(held):
+            raise InvariantViolation(f"workers hold {len(legs)} legs, requests know of {len(held)}")
+        for worker in self._registry:
+            pending = sum(leg.pending_tokens for leg in worker.legs.values())
+            slots = sum(leg.num_tokens for leg in worker.legs.values())
+            if (worker.pending_tokens, worker.held_tokens) != (pending, slots):
+                raise InvariantViolation(
+                    f"{worker.worker_id}: {worker.pending_tokens} pending and {worker.held_tokens} held "
+                    f"tokens, its legs have {pending} and {slots}"
+                )
+        waiting = {r.request_id for r in self.requests.values() if r.state is RequestState.QUEUED}
+        if waiting != {r.request_id for r in self._queue}:
+            raise InvariantViolation(
+                f"queued are {sorted(waiting)}, the queue has {[r.request_id for r in self._queue]}"
+            )
+        for request in self.requests.values():
+            running = [leg for leg in request.legs if leg.cancelled_at is None]
+            if bool(running) != (request.state in RUNNING):
+                raise InvariantViolation(f"{len(running)} running legs: {request.story()}")

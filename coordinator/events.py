@@ -1,0 +1,114 @@
+"""What happens to the coordinator's core, and what it answers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from twinpool.coordinator.service import Output, Submission
+from twinpool.errors import RequestError
+from twinpool.messages import Message
+
+# ── events ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """The gateway submits a request. Answered by Refuse at once, or by Emits up to one with `finish`."""
+
+    submission: Submission
+
+
+@dataclass(frozen=True, slots=True)
+class Completed:
+    """A stop string ended the answer at its `num_output_tokens`-th token. No Emit follows."""
+
+    request_id: str
+    num_output_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Abandoned:
+    """The client has left."""
+
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Delivered:
+    """The first output went to the client's connection."""
+
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class FromWorker:
+    """A message came over the connection of this worker process."""
+
+    worker_id: str
+    incarnation: str
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerLost:
+    """That worker process is dead or out of reach."""
+
+    worker_id: str
+    incarnation: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time has passed. Comes at least every 100 ms."""
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """Admit nothing more; finish what there is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shutdown:
+    """Time out whatever is left and stop all workers."""
+
+
+Event = Arrived | Completed | Abandoned | Delivered | FromWorker | WorkerLost | Tick | Drain | Shutdown
+
+# ── commands ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Send to a worker process. If it cannot be reached, WorkerLost must follow."""
+
+    worker_id: str
+    incarnation: str
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class Emit:
+    """The next output of a request; after one with `finish` nothing more comes."""
+
+    request_id: str
+    output: Output
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse:
+    """The request that just arrived is not admitted."""
+
+    request_id: str
+    error: RequestError
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """A line for the log. `is_fault`: something that should not happen did."""
+
+    text: str
+    is_fault: bool = False
+
+
+Command = Send | Emit | Refuse | Note

@@ -1,0 +1,217 @@
+"""Who is in the pools: registration, links between prefill and decode workers, leases, and what each worker
+holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from twinpool.config import Role
+from twinpool.coordinator.lifecycle import Leg
+from twinpool.messages import PROTOCOL_VERSION, LinkFailed, LinkReady, PeerInfo, Peers, Register, WorkerStats
+from twinpool.request import RequestKey
+
+OTHER_ROLE = {Role.PREFILL: Role.DECODE, Role.DECODE: Role.PREFILL}
+
+
+@dataclass(slots=True, eq=False)
+class Worker:
+    """One live worker process and what it holds for requests.
+
+    `legs` are the attempts that it has not let go of; `pending_tokens` their prompt tokens that are still to
+    be computed, `held_tokens` the KV slots that they are predicted to fill. `seen_at` is when it was last
+    heard of.
+    """
+
+    info: Register
+    seen_at: float
+    stats: WorkerStats | None = None
+    legs: dict[RequestKey, Leg] = field(default_factory=dict)
+    pending_tokens: int = 0
+    held_tokens: int = 0
+
+    @property
+    def worker_id(self) -> str:
+        """Its name, the same over restarts."""
+        return self.info.worker_id
+
+    @property
+    def incarnation(self) -> str:
+        """This process of that name."""
+        return self.info.incarnation
+
+    @property
+    def role(self) -> Role:
+        """What it does."""
+        return self.info.role
+
+    @property
+    def num_slots(self) -> int:
+        """KV slots of the whole pool, in tokens."""
+        return self.info.num_blocks * self.info.layout.block_size
+
+    @property
+    def usable_slots(self) -> int:
+        """KV slots that are not in quarantine, by the last heartbeat; at least one block's."""
+        quarantined = 0 if self.stats is None else self.stats.quarantined_blocks
+        return max(1, self.info.num_blocks - quarantined) * self.info.layout.block_size
+
+    def open(self, leg: Leg) -> None:
+        """Counts `leg` as held here."""
+        self.legs[leg.key] = leg
+        self.pending_tokens += leg.pending_tokens
+        self.held_tokens += leg.num_tokens
+
+    def prompt_computed(self, leg: Leg) -> None:
+        """The prompt of `leg` needs no more computing."""
+        self.pending_tokens -= leg.pending_tokens
+        leg.pending_tokens = 0
+
+    def grew(self, leg: Leg) -> None:
+        """`leg` fills one slot more."""
+        leg.num_tokens += 1
+        self.held_tokens += 1
+
+    def close(self, leg: Leg) -> None:
+        """`leg` holds nothing here any more."""
+        del self.legs[leg.key]
+        self.prompt_computed(leg)
+        self.held_tokens -= leg.num_tokens
+
+
+class Registry:
+    """All live workers and the links between them."""
+
+    def __init__(self) -> None:
+        self._workers: dict[str, Worker] = {}
+        self._links: dict[tuple[str, str], LinkReady | LinkFailed] = {}
+        self.terms: Register | None = None
+        """The first worker that joined: all later ones must agree with it, for as long as the coordinator
+        lives.
+        """
+
+    def __iter__(self) -> Iterator[Worker]:
+        return iter(self._workers.values())
+
+    def __len__(self) -> int:
+        return len(self._workers)
+
+    def of_role(self, role: Role) -> list[Worker]:
+        """The live workers of one pool."""
+        return [w for w in self._workers.values() if w.role is role]
+
+    def get(self, worker_id: str) -> Worker | None:
+        """The live process of this name."""
+        return self._workers.get(worker_id)
+
+    def live(self, worker_id: str, incarnation: str) -> Worker | None:
+        """This very process, if it is live."""
+        worker = self._workers.get(worker_id)
+        return worker if worker is not None and worker.incarnation == incarnation else None
+
+    def refusal(self, offer: Register) -> str | None:
+        """Why this worker must not join, naming both sides' values; None if it may."""
+        me = f"worker {offer.worker_id}"
+        if offer.protocol != PROTOCOL_VERSION:
+            return (
+                f"{me} speaks protocol {offer.protocol}, the coordinator {PROTOCOL_VERSION}; "
+                "install the same version of twinpool on both"
+            )
+        if "/" in offer.worker_id or not offer.worker_id:
+            return f"worker id is {offer.worker_id!r}; give a name without '/'"
+        for worker in self:
+            differs = worker.role is not offer.role and worker.worker_id != offer.worker_id
+            if differs and Role.COLOCATED in (worker.role, offer.role):
+                return (
+                    f"{me} is {offer.role}, {worker.worker_id} is {worker.role}; "
+                    "start prefill and decode workers, or colocated ones, not both"
+                )
+        if self.terms is None:
+            return None
+        for name, mine, theirs in (
+            ("fingerprint", offer.fingerprint, self.terms.fingerprint),
+            ("dtype", offer.layout.dtype.value, self.terms.layout.dtype.value),
+            ("block size", offer.layout.block_size, self.terms.layout.block_size),
+            ("KV layout", offer.layout, self.terms.layout),
+            ("max_model_len", offer.max_model_len, self.terms.max_model_len),
+        ):
+            if mine != theirs:
+                return (
+                    f"{me} has {name} {mine}, this deployment (first joined by {self.terms.worker_id}) "
+                    f"has {theirs}; start all workers with one model and the same settings"
+                )
+        return None
+
+    def join(self, offer: Register, now: float) -> Worker:
+        """Takes the worker in. Its predecessor of that name must be removed before."""
+        if self.terms is None:
+            self.terms = offer
+        worker = Worker(offer, now)
+        self._workers[offer.worker_id] = worker
+        return worker
+
+    def remove(self, worker: Worker) -> None:
+        """The worker is gone, and all its links with it."""
+        del self._workers[worker.worker_id]
+        self._links = {pair: link for pair, link in self._links.items() if worker.incarnation not in pair}
+
+    def expired(self, now: float, lease_s: float) -> list[Worker]:
+        """Workers that were not heard of for `lease_s`."""
+        return [w for w in self if now - w.seen_at > lease_s]
+
+    def record_link(self, prefill: Worker, report: LinkReady | LinkFailed) -> bool:
+        """Notes what `prefill` says about its link; false if that decode process is not live."""
+        if self.live(report.decode_worker, report.decode_incarnation) is None:
+            return False
+        self._links[prefill.incarnation, report.decode_incarnation] = report
+        return True
+
+    def link(self, prefill: Worker, decode: Worker) -> LinkReady | None:
+        """The link over which `prefill` can push to `decode`, or None."""
+        link = self._links.get((prefill.incarnation, decode.incarnation))
+        return link if isinstance(link, LinkReady) else None
+
+    def peers_of(self, worker: Worker) -> Peers:
+        """The workers that `worker` may exchange KV with."""
+        if worker.role not in OTHER_ROLE:
+            return Peers(())
+        infos = (w.info for w in self.of_role(OTHER_ROLE[worker.role]))
+        return Peers(tuple(PeerInfo(i.worker_id, i.incarnation, i.role, i.endpoint) for i in infos))
+
+    def ready(self) -> tuple[bool, str]:
+        """Whether a request can be executed now, and what is missing if not."""
+        if colocated := self.of_role(Role.COLOCATED):
+            return True, f"{len(colocated)} colocated worker(s)"
+        prefill, decode = self.of_role(Role.PREFILL), self.of_role(Role.DECODE)
+        if not prefill and not decode:
+            return False, "no worker has registered yet, or all are lost"
+        if not prefill:
+            return False, "the prefill pool is empty"
+        if not decode:
+            return False, "the decode pool is empty"
+        linked = sum(self.link(p, d) is not None for p in prefill for d in decode)
+        if linked == 0:
+            failed = [link.reason for link in self._links.values() if isinstance(link, LinkFailed)]
+            why = f": {failed[0]}" if failed else " yet"
+            return False, f"no prefill worker is linked to a decode worker{why}"
+        return True, f"{len(prefill)} prefill and {len(decode)} decode worker(s), {linked} link(s)"
+
+    def max_model_len(self) -> int | None:
+        """The longest sequence that every worker can hold, in tokens; None before the first has joined."""
+        return None if self.terms is None else self.terms.max_model_len
+
+    def largest_pool_tokens(self) -> int:
+        """KV slots of the sequence that fits on at least one worker of each pool, in tokens."""
+        pools: dict[Role, int] = {}
+        for worker in self:
+            pools[worker.role] = max(pools.get(worker.role, 0), worker.num_slots)
+        return min(pools.values(), default=0)
+
+    def in_flight(self) -> int:
+        """Attempts that decode (or will) on some worker."""
+        return sum(len(w.legs) for w in self if w.role is not Role.PREFILL)
+
+    def default_in_flight(self) -> int:
+        """Twice the sequences that the workers can decode together."""
+        return 2 * sum(w.info.max_num_seqs for w in self if w.role is not Role.PREFILL)

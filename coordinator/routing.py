@@ -1,0 +1,172 @@
+"""Which workers run a request: predicted work against the prefix that a worker should already hold."""
+
+from __future__ import annotations
+
+from array import array
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import xxhash
+
+from twinpool.config import Role
+from twinpool.coordinator.lifecycle import LegKind, Request
+from twinpool.coordinator.registry import Registry, Worker
+from twinpool.coordinator.timeline import Candidate
+
+CHUNK_TOKENS = 64
+MAX_CHUNKS = 256
+MAX_INDEXED_CHUNKS = 65_536
+MAX_PENDING_PROMPT_TOKENS = 16_384
+GROWTH_TOKENS = 64
+PREFIX_WEIGHT = 0.25
+MAX_RECORDED_CANDIDATES = 8
+
+
+def prefix_chain(token_ids: Sequence[int], cache_salt: str) -> tuple[int, ...]:
+    """Hashes of the first `MAX_CHUNKS` whole chunks of `CHUNK_TOKENS` tokens, each over all tokens up to its
+    end.
+    """
+    parent = xxhash.xxh3_64_intdigest(cache_salt.encode())
+    chain = []
+    for start in range(0, min(len(token_ids), MAX_CHUNKS * CHUNK_TOKENS) - CHUNK_TOKENS + 1, CHUNK_TOKENS):
+        chunk = array("q", token_ids[start : start + CHUNK_TOKENS]).tobytes()
+        parent = xxhash.xxh3_64_intdigest(chunk, seed=parent)
+        chain.append(parent)
+    return tuple(chain)
+
+
+class PrefixIndex:
+    """Which worker processes were last given which prefixes: a guess at their caches, bounded, oldest use
+    forgotten.
+    """
+
+    def __init__(self, max_chunks: int = MAX_INDEXED_CHUNKS) -> None:
+        self._max_chunks = max_chunks
+        self._holders: OrderedDict[int, set[str]] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._holders)
+
+    def add(self, chain: Sequence[int], incarnation: str) -> None:
+        """This process computes (or receives) the prefix of `chain`."""
+        for link in chain:
+            self._holders.setdefault(link, set()).add(incarnation)
+            self._holders.move_to_end(link)
+        while len(self._holders) > self._max_chunks:
+            self._holders.popitem(last=False)
+
+    def num_matched_tokens(self, chain: Sequence[int], incarnation: str) -> int:
+        """Prompt tokens at the start of `chain` that the process should hold."""
+        matched = 0
+        for link in chain:
+            if incarnation not in self._holders.get(link, ()):
+                break
+            matched += CHUNK_TOKENS
+        return matched
+
+    def forget(self, incarnation: str) -> None:
+        """The process is gone."""
+        for holders in self._holders.values():
+            holders.discard(incarnation)
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """Where an attempt goes: one colocated worker, or a linked pair. `candidates` are what the choice was
+    made of.
+    """
+
+    prefill: Worker
+    decode: Worker
+    candidates: tuple[Candidate, ...]
+
+    @property
+    def is_colocated(self) -> bool:
+        """Whether one worker does both."""
+        return self.prefill is self.decode
+
+
+class Router:
+    """Chooses workers. A choice is a function of the registry, the request and the index alone."""
+
+    def __init__(self, registry: Registry) -> None:
+        self._registry = registry
+        self._index = PrefixIndex()
+
+    def choose(self, request: Request) -> Route | None:
+        """The best workers with room for the request now, or None: it waits.
+
+        Prefill and colocated workers cost the prompt tokens to compute until this request's first token:
+        those that wait there, plus its own without the matched prefix. A decode worker costs its load after
+        joining, the larger share of sequences or of KV slots, less `PREFIX_WEIGHT` for a wholly matched
+        prefix. Only linked pairs count. Equal costs go to the first by name.
+        """
+        colocated = self._by_prefill_cost(request, Role.COLOCATED, LegKind.GENERATE)
+        if colocated:
+            return self._route(colocated[0][1], colocated[0][1], [c for c, _ in colocated])
+        prefills = self._by_prefill_cost(request, Role.PREFILL, LegKind.PREFILL)
+        for _, prefill in prefills:
+            decodes = self._by_decode_cost(request, prefill)
+            if decodes:
+                seen = [c for c, _ in prefills] + [c for c, _ in decodes]
+                return self._route(prefill, decodes[0][1], seen)
+        return None
+
+    def matched(self, request: Request, worker: Worker) -> int:
+        """Prompt tokens of the request that the worker should hold in its prefix cache."""
+        return self._index.num_matched_tokens(request.prefix, worker.incarnation)
+
+    def dispatched(self, request: Request, route: Route) -> None:
+        """The request goes there: its prefix will be in those caches."""
+        self._index.add(request.prefix, route.prefill.incarnation)
+        self._index.add(request.prefix, route.decode.incarnation)
+
+    def forget(self, worker: Worker) -> None:
+        """The worker is gone, and its cache with it."""
+        self._index.forget(worker.incarnation)
+
+    def _by_prefill_cost(self, request: Request, role: Role, kind: LegKind) -> list[tuple[Candidate, Worker]]:
+        found = []
+        for worker in self._registry.of_role(role):
+            if _has_room(worker, kind, request):
+                matched = self.matched(request, worker)
+                cost = worker.pending_tokens + request.num_tokens - matched
+                found.append((Candidate(worker.worker_id, cost, matched), worker))
+        return sorted(found, key=_by_cost)
+
+    def _by_decode_cost(self, request: Request, prefill: Worker) -> list[tuple[Candidate, Worker]]:
+        found = []
+        for worker in self._registry.of_role(Role.DECODE):
+            linked = self._registry.link(prefill, worker) is not None
+            if linked and _has_room(worker, LegKind.DECODE, request):
+                matched = self.matched(request, worker)
+                sequences = (len(worker.legs) + 1) / worker.info.max_num_seqs
+                tokens = (worker.held_tokens + request.num_tokens + GROWTH_TOKENS) / worker.usable_slots
+                cost = max(sequences, tokens) - PREFIX_WEIGHT * matched / request.num_tokens
+                found.append((Candidate(worker.worker_id, cost, matched), worker))
+        return sorted(found, key=_by_cost)
+
+    @staticmethod
+    def _route(prefill: Worker, decode: Worker, candidates: list[Candidate]) -> Route:
+        return Route(prefill, decode, tuple(candidates[:MAX_RECORDED_CANDIDATES]))
+
+
+def _by_cost(pair: tuple[Candidate, Worker]) -> tuple[float, str]:
+    return pair[0].cost, pair[0].worker_id
+
+
+def _has_room(worker: Worker, kind: LegKind, request: Request) -> bool:
+    """Whether the worker can take the request now without a long queue of its own, and can ever hold all of
+    it.
+
+    A prompt goes to a worker that computes none, or whose waiting prompts stay within
+    `MAX_PENDING_PROMPT_TOKENS`; a sequence to one with less than twice the sequences that it runs together,
+    so that the next are there in time.
+    """
+    if request.max_slots > worker.num_slots:
+        return False
+    pending = worker.pending_tokens
+    if kind is not LegKind.DECODE and pending and pending + request.num_tokens > MAX_PENDING_PROMPT_TOKENS:
+        return False
+    return kind is LegKind.PREFILL or len(worker.legs) < 2 * worker.info.max_num_seqs

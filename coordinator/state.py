@@ -1,0 +1,416 @@
+"""The coordinator's decisions: events in, commands out, no I/O and no clock.
+
+The life of a request in eight steps::
+
+    1  Arrived            admission says yes (queued) or Refuse
+    2  dispatch           a linked pair with room: Prefill to P and Reserve to D at once (prefilling)
+    3  Granted            D's blocks, forwarded to P as PushTo
+    4  first token of P   streamed at once (transferring), while P's blocks still travel
+    5  HandoffReport      D owns the request (decoding), P holds nothing any more
+    6  tokens of D        delivered in order of index, each once
+    7  last token         the client has its answer (draining) while workers let go of what they hold
+    8  all legs closed    terminal, and the timeline is kept
+
+A colocated worker does 2 to 6 alone. An attempt that is lost (preempted, transfer failed, worker gone) goes
+back to 2 with the tokens so far as part of the prompt. Each attempt uses up one of `max_attempts`, but one
+that ended by preemption after it brought new tokens is given back: with `max_tokens` bounding progress, that
+is bounded too.
+"""
+
+from __future__ import annotations
+
+from twinpool.config import CoordinatorConfig
+from twinpool.coordinator import events
+from twinpool.coordinator.admission import Admission, ServiceRate, WaitingQueue
+from twinpool.coordinator.custody import Custody
+from twinpool.coordinator.events import Command, Emit, Event, Note, Refuse
+from twinpool.coordinator.lifecycle import Leg, LegKind, Move, Request
+from twinpool.coordinator.membership import Membership
+from twinpool.coordinator.registry import Worker
+from twinpool.coordinator.routing import Route, Router, prefix_chain
+from twinpool.coordinator.service import Output, Submission
+from twinpool.coordinator.tally import Tally
+from twinpool.coordinator.timeline import Attempt, Timeline
+from twinpool.errors import (
+    InvalidRequest,
+    NoWorker,
+    QueueFull,
+    RequestError,
+    RequestFailed,
+)
+from twinpool.messages import (
+    Dropped,
+    Generate,
+    Granted,
+    HandoffReport,
+    Message,
+    Prefill,
+    PrefillReport,
+    PushTo,
+    Reserve,
+    StepTokens,
+    Token,
+)
+from twinpool.metrics import CoordinatorMetric, Timing
+from twinpool.request import FinishReason, RequestKey, RequestState
+
+REFUSED = "refused"
+LOST = "worker lost"
+PROTOCOL = "protocol"
+
+
+class CoordinatorCore:
+    """All requests and all workers of one coordinator.
+
+    `eos_token_ids` are the model's. `handle` returns what to do, in order; after an InvariantViolation the
+    commands up to the fault come with the next call.
+    """
+
+    def __init__(self, config: CoordinatorConfig, eos_token_ids: tuple[int, ...]) -> None:
+        self._config = config
+        self._eos_token_ids = eos_token_ids
+        self._commands: list[Command] = []
+        self._rate = ServiceRate()
+        self.tally = Tally()
+        self._itl = self.tally.timings[Timing.ITL]
+        self.queue = WaitingQueue()
+        self.membership = Membership(config, self.tally, self._commands.append, self._lose)
+        self.registry = self.membership.registry
+        self._custody = Custody(config, self.queue, self.registry, self.tally, self._commands.append)
+        self._router = Router(self.registry)
+        self._admission = Admission(config, self.registry, self.queue, self._rate)
+        self._is_draining = False
+
+    def handle(self, event: Event, now: float) -> list[Command]:
+        """Takes one event at `now` (seconds on the coordinator clock, never falling).
+
+        Raises:
+            InvariantViolation: a bug, with the story of the request.
+        """
+        self._rate.advance(now, is_busy=len(self.queue) > 0)
+        match event:
+            case events.FromWorker(worker_id, incarnation, message):
+                self._from_worker(worker_id, incarnation, message, now)
+            case events.Arrived(submission):
+                self._arrived(submission, now)
+            case events.Tick():
+                self._tick(now)
+            case events.Completed(request_id, num_output_tokens):
+                self._completed(request_id, num_output_tokens, now)
+            case events.Abandoned(request_id):
+                self._abandoned(request_id, now)
+            case events.Delivered(request_id):
+                self._delivered(request_id, now)
+            case events.WorkerLost(worker_id, incarnation, reason):
+                if (worker := self.registry.live(worker_id, incarnation)) is not None:
+                    self._lose(worker, reason, now)
+            case events.Drain():
+                self._is_draining = True
+            case events.Shutdown():
+                self._shut_down(now)
+        if len(self.queue):
+            self._dispatch(now)
+        commands = self._commands[:]
+        self._commands.clear()
+        return commands
+
+    @property
+    def num_live(self) -> int:
+        """Requests that have not reached a terminal state."""
+        return len(self._custody.requests)
+
+    def live_by_state(self) -> dict[RequestState, int]:
+        """How many live requests are in which state."""
+        counts: dict[RequestState, int] = {}
+        for request in self._custody.requests.values():
+            counts[request.state] = counts.get(request.state, 0) + 1
+        return counts
+
+    def timeline(self, request_id: str) -> Timeline | None:
+        """The timeline of a live or recent request."""
+        request = self._custody.requests.get(request_id)
+        return request.timeline if request is not None else self._custody.finished.get(request_id)
+
+    # ── the client's side ───────────────────────────────────────────────────────────────────────────────────
+
+    def _arrived(self, submission: Submission, now: float) -> None:
+        error: RequestError | None
+        if submission.request_id in self._custody.requests:
+            error = InvalidRequest(f"request id {submission.request_id!r} is in use; choose another")
+        elif self._is_draining:
+            error = NoWorker("the server is stopping and takes no new requests")
+        else:
+            error = self._admission.refusal(submission)
+        request = Request(submission)
+        request.move(Move.VALIDATE, submission.validated_at)
+        request.move(Move.TOKENIZE, submission.tokenized_at)
+        if error is not None:
+            request.move(Move.REJECT, now)
+            self.tally.add(CoordinatorMetric.REQUESTS, request.state)
+            self._commands.append(Refuse(submission.request_id, error))
+            return
+        self._custody.requests[submission.request_id] = request
+        request.prefix = prefix_chain(submission.prompt_token_ids, submission.cache_salt)
+        self.tally.add(CoordinatorMetric.PROMPT_TOKENS, amount=len(submission.prompt_token_ids))
+        request.move(Move.ADMIT, now)
+        request.queued_at = now
+        self.queue.append(request)
+
+    def _completed(self, request_id: str, num_output_tokens: int, now: float) -> None:
+        timeline = self.timeline(request_id)
+        if timeline is None:
+            return
+        request = self._custody.requests.get(request_id)
+        if request is not None and request.ending is None:
+            self._custody.end(request, Move.FINISH, FinishReason.STOP, now, is_silent=True)
+        if timeline.finish in (FinishReason.STOP, FinishReason.LENGTH):
+            unused = timeline.num_output_tokens - num_output_tokens
+            self.tally.add(CoordinatorMetric.TOKENS_BEHIND_STOP, amount=max(0, unused))
+            timeline.num_output_tokens = min(num_output_tokens, timeline.num_output_tokens)
+            timeline.finish = FinishReason.STOP
+
+    def _abandoned(self, request_id: str, now: float) -> None:
+        request = self._custody.requests.get(request_id)
+        if request is not None and request.ending is None:
+            error = RequestFailed("the client has left")
+            self._custody.end(request, Move.CANCEL, FinishReason.CANCELLED, now, error=error)
+
+    def _delivered(self, request_id: str, now: float) -> None:
+        timeline = self.timeline(request_id)
+        if timeline is not None and timeline.delivered_at is None:
+            timeline.delivered_at = now
+            self.tally.timings[Timing.TTFT].observe(now - timeline.received_at)
+
+    # ── dispatch ────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _dispatch(self, now: float) -> None:
+        limit = self._config.max_in_flight
+        if limit is None:
+            limit = self.registry.default_in_flight()
+        room = limit - self.registry.in_flight()
+        while len(self.queue) and room > 0:
+            request = self.queue.first()
+            route = self._router.choose(request)
+            if route is None:
+                return
+            self._start(request, route, now)
+            room -= 1
+
+    def _start(self, request: Request, route: Route, now: float) -> None:
+        if now > request.queued_at:
+            self._rate.left_queue(request.num_tokens)
+        if request.attempt == 0:
+            self.tally.timings[Timing.QUEUE].observe(now - request.submission.tokenized_at)
+        request.attempt += 1
+        request.starts_charged += 1
+        request.num_emitted_at_start = len(request.emitted)
+        request.handed_off = False
+        self._custody.move(request, Move.DISPATCH, now)
+        prefill, decode = route.prefill, route.decode
+        request.timeline.attempts.append(
+            Attempt(request.attempt, prefill.worker_id, decode.worker_id, route.candidates)
+        )
+        job = request.job(self._eos_token_ids)
+        uncached = request.num_tokens - self._router.matched(request, prefill)
+        if route.is_colocated:
+            self._custody.open(request, LegKind.GENERATE, prefill, uncached)
+            self._custody.send(prefill, Generate(job))
+        else:
+            self._custody.open(request, LegKind.PREFILL, prefill, uncached)
+            self._custody.open(request, LegKind.DECODE, decode, 0)
+            self._custody.send(prefill, Prefill(job, decode.worker_id))
+            self._custody.send(decode, Reserve(job, prefill.worker_id, prefill.incarnation))
+        self._router.dispatched(request, route)
+
+    # ── the workers' side ───────────────────────────────────────────────────────────────────────────────────
+
+    def _from_worker(self, worker_id: str, incarnation: str, message: Message, now: float) -> None:
+        worker = self.registry.live(worker_id, incarnation)
+        if worker is None:
+            self.membership.from_stranger(worker_id, incarnation, message, now)
+            return
+        worker.seen_at = now
+        match message:
+            case StepTokens(tokens=tokens):
+                for token in tokens:
+                    if (leg := self._leg_of(worker, token.key)) is not None:
+                        self._on_token(leg, token, now)
+            case PrefillReport(key=key):
+                if (leg := self._leg_of(worker, key)) is not None:
+                    worker.prompt_computed(leg)
+                    leg.request.timeline.attempts[-1].prefill = message
+            case Granted(key=key):
+                if (leg := self._leg_of(worker, key, LegKind.DECODE)) is not None:
+                    self._on_granted(leg, message)
+            case HandoffReport(key=key):
+                if (leg := self._leg_of(worker, key, LegKind.DECODE)) is not None:
+                    self._on_handoff(leg.request, message, now)
+            case Dropped():
+                self._on_dropped(worker, message, now)
+            case _:
+                self.membership.from_member(worker, message, now)
+
+    def _leg_of(self, worker: Worker, key: RequestKey, kind: LegKind | None = None) -> Leg | None:
+        """The leg of the present attempt that a message is about; None (counted) if that is over."""
+        leg = worker.legs.get(key)
+        if leg is None or leg.cancelled_at is not None:
+            self.tally.add(CoordinatorMetric.STALE_MESSAGES)
+            return None
+        if kind is not None and leg.kind is not kind:
+            self._fault(f"{worker.worker_id} spoke as {kind} of {key}, where it is {leg.kind}")
+            return None
+        return leg
+
+    def _on_granted(self, leg: Leg, grant: Granted) -> None:
+        request = leg.request
+        request.timeline.attempts[-1].grant_wait_s = grant.wait_s
+        prefill = request.leg(LegKind.PREFILL)
+        if prefill is not None:
+            decode = leg.worker
+            self._custody.send(
+                prefill.worker,
+                PushTo(
+                    key=grant.key,
+                    decode_worker=decode.worker_id,
+                    decode_incarnation=decode.incarnation,
+                    fence=grant.fence,
+                    block_ids=grant.block_ids,
+                    num_cached_blocks=grant.num_cached_blocks,
+                ),
+            )
+
+    def _on_handoff(self, request: Request, report: HandoffReport, now: float) -> None:
+        request.handed_off = True
+        request.timeline.attempts[-1].handoff = report
+        # It may overtake the first token, which comes over the other worker's connection.
+        if request.state is RequestState.TRANSFERRING:
+            self._custody.move(request, Move.HAND_OFF, now)
+
+    def _on_token(self, leg: Leg, token: Token, now: float) -> None:
+        request, index = leg.request, token.index
+        expected = len(request.emitted)
+        if leg.kind is LegKind.PREFILL:
+            leg.worker.prompt_computed(leg)
+        else:
+            leg.worker.grew(leg)
+        if index < expected or index in request.early:
+            self.tally.add(CoordinatorMetric.DUPLICATE_TOKENS)
+            self._note_fault(f"token {index} of {leg.worker.worker_id} came twice: {request.story()}")
+            return
+        is_first = request.state is RequestState.PREFILLING
+        if leg.kind is LegKind.DECODE and is_first:
+            # Two connections race: decode's tokens may overtake prefill's first one, and wait for it here.
+            in_turn = request.handed_off and index == expected + 1 + len(request.early)
+        else:
+            in_turn = index == expected and (is_first or leg.kind is not LegKind.PREFILL)
+            in_turn &= leg.kind is not LegKind.DECODE or request.handed_off
+        if not in_turn:
+            self._fault(f"{leg.worker.worker_id} sent token {index} out of turn: {request.story()}")
+            self._custody.resume(request, PROTOCOL, now)
+            return
+        if token.finish is not None:
+            self._custody.close(leg)  # its worker has released everything
+        if index == expected:
+            self._deliver(request, token, now)
+        else:
+            request.early[index] = token
+
+    def _deliver(self, request: Request, token: Token, now: float) -> None:
+        """Emits `token`, whose turn it is, and those that waited for it."""
+        first_index = len(request.emitted)
+        token_ids = [token.token_id]
+        if token.finish is None and request.state is RequestState.PREFILLING:
+            self._prefilled(request, now)
+        while follower := request.early.pop(first_index + len(token_ids), None):
+            token = follower
+            token_ids.append(token.token_id)
+        if request.timeline.first_token_at is None:
+            request.timeline.first_token_at = now
+        else:
+            self._itl.observe(now - request.last_token_at)
+        for _ in token_ids[1:]:
+            self._itl.observe(0.0)
+        request.last_token_at = now
+        request.emitted += token_ids
+        request.timeline.num_output_tokens = len(request.emitted)
+        self.tally.add(CoordinatorMetric.TOKENS_DELIVERED, amount=len(token_ids))
+        output = Output(tuple(token_ids), first_index, token.finish)
+        self._commands.append(Emit(request.request_id, output))
+        if token.finish is not None:
+            self._custody.end(request, Move.FINISH, token.finish, now, is_silent=True)
+
+    def _prefilled(self, request: Request, now: float) -> None:
+        if request.leg(LegKind.GENERATE) is not None:
+            self._custody.move(request, Move.PREFILLED_IN_PLACE, now)
+            return
+        self._custody.move(request, Move.PREFILLED, now)
+        if request.handed_off:
+            self._custody.move(request, Move.HAND_OFF, now)
+
+    def _on_dropped(self, worker: Worker, dropped: Dropped, now: float) -> None:
+        leg = worker.legs.get(dropped.key)
+        if leg is None:
+            self.tally.add(CoordinatorMetric.STALE_MESSAGES)
+            return
+        was_cancelled = leg.cancelled_at is not None
+        self._custody.close(leg)
+        if was_cancelled:
+            self._custody.settle(leg.request, now)
+        elif dropped.reason == REFUSED:
+            error = RequestFailed(
+                f"worker {worker.worker_id} cannot run the request: {dropped.detail or 'refused'}"
+            )
+            self._custody.end(leg.request, Move.FAIL, FinishReason.ERROR, now, error=error)
+        else:
+            self._custody.resume(leg.request, dropped.reason, now, detail=dropped.detail)
+
+    # ── losses and ends ─────────────────────────────────────────────────────────────────────────────────────
+
+    def _lose(self, worker: Worker, reason: str, now: float) -> None:
+        """The worker is gone with all it held. Its requests go on elsewhere, the oldest first."""
+        legs = sorted(worker.legs.values(), key=lambda leg: leg.request.timeline.received_at, reverse=True)
+        for leg in legs:
+            self._custody.close(leg)
+        self._router.forget(worker)
+        self.membership.remove(worker, reason)
+        for leg in legs:
+            request = leg.request
+            if leg.cancelled_at is not None:
+                self._custody.settle(request, now)
+            elif leg.kind is LegKind.PREFILL and request.state is RequestState.TRANSFERRING:
+                # Decode may have all of it already: it says HandoffReport or, once it hears of the loss,
+                # Dropped.
+                continue
+            else:
+                self._custody.resume(request, LOST, now, detail=f"worker {worker.worker_id} {reason}")
+
+    # ── time and shutdown ───────────────────────────────────────────────────────────────────────────────────
+
+    def _tick(self, now: float) -> None:
+        self.membership.tick(now)
+        max_wait_s = self._config.max_wait_s
+        for request in [r for r in self.queue if now - r.queued_at > max_wait_s]:
+            predicted_s = self._rate.seconds_for(len(self.queue), self.queue.num_tokens)
+            error = QueueFull(
+                f"no worker was free for {max_wait_s:g} s; try again later, or start more workers",
+                retry_after_s=max_wait_s if predicted_s is None else min(predicted_s, max_wait_s),
+            )
+            self._custody.end(request, Move.TIME_OUT, FinishReason.TIMEOUT, now, error=error)
+
+    def _shut_down(self, now: float) -> None:
+        self._is_draining = True
+        error = RequestFailed("the server stopped before the answer was complete")
+        for request in [r for r in self._custody.requests.values() if r.ending is None]:
+            self._custody.end(request, Move.TIME_OUT, FinishReason.TIMEOUT, now, error=error)
+        self.membership.stop_all()
+
+    def _fault(self, text: str) -> None:
+        self.tally.add(CoordinatorMetric.PROTOCOL_FAULTS)
+        self._note_fault(text)
+
+    def _note_fault(self, text: str) -> None:
+        self._commands.append(Note(text, is_fault=True))
+
+    def check(self) -> None:
+        """Recounts who holds what. Raises InvariantViolation."""
+        self._custody.check()

@@ -1,0 +1,205 @@
+"""The story of one request: when it entered each state, where each attempt ran and why, and what moved.
+
+Stages are the differences of neighbouring stamps in whole microseconds, so those up to the first token add up
+to the TTFT exactly, and those up to the end to the E2E. All stamps are the coordinator clock's; durations
+that a worker measured on its own clock are reported beside them, never mixed in.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from twinpool.messages import HandoffReport, PrefillReport
+from twinpool.request import FinishReason, RequestState
+
+_STAGE_BEFORE_FIRST_TOKEN = {
+    RequestState.RECEIVED: "validate",
+    RequestState.VALIDATED: "tokenize",
+    RequestState.TOKENIZED: "queue",
+    RequestState.QUEUED: "queue",
+    RequestState.PREFILLING: "prefill",
+}
+_STAGE_AFTER_FIRST_TOKEN = {
+    RequestState.QUEUED: "resume",
+    RequestState.PREFILLING: "resume",
+    RequestState.TRANSFERRING: "transfer",
+    RequestState.DECODING: "decode",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One worker that the router looked at: its predicted cost (lower wins) and the prompt tokens it should
+    hold.
+
+    The cost is in prompt tokens for a prefill or colocated worker and a share of the worker for a decode
+    worker.
+    """
+
+    worker_id: str
+    cost: float
+    num_matched_tokens: int
+
+
+@dataclass(slots=True)
+class Attempt:
+    """One attempt: where it was sent, what the router saw, and what the workers reported."""
+
+    number: int
+    prefill_worker: str
+    decode_worker: str
+    candidates: tuple[Candidate, ...]
+    grant_wait_s: float | None = None
+    prefill: PrefillReport | None = None
+    handoff: HandoffReport | None = None
+    ended: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """The attempt as JSON values."""
+        return {
+            "attempt": self.number,
+            "prefill_worker": self.prefill_worker,
+            "decode_worker": self.decode_worker,
+            "route": [
+                {"worker": c.worker_id, "cost": round(c.cost, 4), "num_matched_tokens": c.num_matched_tokens}
+                for c in self.candidates
+            ],
+            "grant_wait_s": self.grant_wait_s,
+            "prefill": None if self.prefill is None else _prefill_json(self.prefill),
+            "transfer": None if self.handoff is None else _transfer_json(self.handoff),
+            "ended": self.ended,
+        }
+
+
+@dataclass(slots=True)
+class Timeline:
+    """Stamps and attempts of one request, live or finished.
+
+    `stamps` holds each state with the moment it was entered; `ended_at` is when the client's last output was
+    ready (workers may need a moment longer to let go). `delivered_at` is when the first output went to the
+    connection.
+    """
+
+    request_id: str
+    num_prompt_tokens: int
+    stamps: list[tuple[RequestState, float]] = field(default_factory=list)
+    attempts: list[Attempt] = field(default_factory=list)
+    num_output_tokens: int = 0
+    first_token_at: float | None = None
+    delivered_at: float | None = None
+    ended_at: float | None = None
+    finish: FinishReason | None = None
+    error: str = ""
+
+    @property
+    def state(self) -> RequestState:
+        """The state entered last."""
+        return self.stamps[-1][0]
+
+    @property
+    def received_at(self) -> float:
+        """When the request came in."""
+        return self.stamps[0][1]
+
+    def stages_us(self, now: float) -> dict[str, int]:
+        """Microseconds per stage so far, in order; a state that is not left yet counts until `now`.
+
+        validate + tokenize + queue + prefill + deliver = TTFT; all but deliver (which runs beside what
+        follows it) = E2E. A request that was started again before its first token has all its waits in
+        `queue` and all its prefills in `prefill`; after the first token they are `resume`.
+        """
+        stages: dict[str, int] = {}
+        end = _us(now if self.ended_at is None else self.ended_at)
+        first = None if self.first_token_at is None else _us(self.first_token_at)
+        edges = [_us(at) for _, at in self.stamps[1:]] + [end]
+        for (state, at), left_us in zip(self.stamps, edges, strict=True):
+            entered, left = _us(at), min(left_us, end)
+            table = (
+                _STAGE_BEFORE_FIRST_TOKEN if first is None or entered < first else _STAGE_AFTER_FIRST_TOKEN
+            )
+            if (name := table.get(state)) is not None and left >= entered:
+                stages[name] = stages.get(name, 0) + left - entered
+        if first is not None and self.delivered_at is not None:
+            stages["deliver"] = _us(self.delivered_at) - first
+        return stages
+
+    @property
+    def ttft_us(self) -> int | None:
+        """Received to the first output's hand-over to the connection, in microseconds."""
+        return None if self.delivered_at is None else _us(self.delivered_at) - _us(self.received_at)
+
+    def to_json(self, now: float) -> Mapping[str, Any]:
+        """The timeline as JSON values; seconds are whole microseconds.
+
+        `prefill` and `transfer` are the last attempt's, `attempts` has them all.
+        """
+        ended = now if self.ended_at is None else self.ended_at
+        last = self.attempts[-1] if self.attempts else None
+        return {
+            "request_id": self.request_id,
+            "state": self.state.value,
+            "finish_reason": None if self.finish is None else self.finish.value,
+            "error": self.error or None,
+            "num_prompt_tokens": self.num_prompt_tokens,
+            "num_output_tokens": self.num_output_tokens,
+            "ttft_s": None if self.ttft_us is None else self.ttft_us / 1e6,
+            "e2e_s": (_us(ended) - _us(self.received_at)) / 1e6,
+            "stages_s": {name: us / 1e6 for name, us in self.stages_us(now).items()},
+            "prefill": None if last is None or last.prefill is None else _prefill_json(last.prefill),
+            "transfer": None if last is None or last.handoff is None else _transfer_json(last.handoff),
+            "attempts": [attempt.to_json() for attempt in self.attempts],
+            "states": [
+                {"state": s.value, "at_s": (_us(t) - _us(self.received_at)) / 1e6} for s, t in self.stamps
+            ],
+        }
+
+
+class FinishedTimelines:
+    """The timelines of the last `limit` requests that reached their end; older ones are forgotten."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._by_id: OrderedDict[str, Timeline] = OrderedDict()
+
+    def add(self, timeline: Timeline) -> None:
+        """Keeps `timeline`, in place of an older one of the same request id."""
+        self._by_id.pop(timeline.request_id, None)
+        self._by_id[timeline.request_id] = timeline
+        if len(self._by_id) > self._limit:
+            self._by_id.popitem(last=False)
+
+    def get(self, request_id: str) -> Timeline | None:
+        """The timeline, or None if it is unknown or forgotten."""
+        return self._by_id.get(request_id)
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+
+def _us(seconds: float) -> int:
+    return round(seconds * 1e6)
+
+
+def _prefill_json(report: PrefillReport) -> dict[str, Any]:
+    return {
+        "queue_s": report.queue_s,
+        "compute_s": report.compute_s,
+        "num_cached_tokens": report.num_cached,
+        "num_computed_tokens": report.num_computed,
+        "num_steps": report.num_steps,
+    }
+
+
+def _transfer_json(report: HandoffReport) -> dict[str, Any]:
+    return {
+        "transport": report.transport,
+        "num_bytes": report.num_bytes,
+        "transfer_s": report.transfer_s,
+        "gb_per_s": report.num_bytes / report.transfer_s / 1e9 if report.transfer_s > 0 else None,
+        "wait_s": report.wait_s,
+        "num_blocks_sent": report.num_blocks_sent,
+        "num_blocks_cached": report.num_blocks_cached,
+    }
