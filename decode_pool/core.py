@@ -60,7 +60,7 @@ class DecodeCore:
         )
         self._scheduler = DecodeScheduler(self.pool)
         self._running: frozenset[RequestKey] = frozenset()
-        self._cancelled: set[RequestKey] = set()
+        self._cancelled: dict[RequestKey, None] = {}
 
     # ── the role's interface ──────────────────────────────────────────────────────────────────────────────
 
@@ -135,7 +135,7 @@ class DecodeCore:
             raise InvariantViolation(f"{self.pool.num_owned} blocks are owned, jobs have {len(held)}")
         if self._ledger.num_quarantined != self.pool.num_quarantined:
             raise InvariantViolation(
-                f"{self.pool.num_quarantined} blocks in quarantine, the ledger has {self._ledger.num_quarantined}"
+                f"{self.pool.num_quarantined} blocks in quarantine, in the ledger {self._ledger.num_quarantined}"
             )
         if self._ledger.num_reserved != sum(len(arrival.written_blocks) for arrival in self._intake.granted):
             raise InvariantViolation("the ledger lends other blocks than the grants here")
@@ -152,7 +152,7 @@ class DecodeCore:
     def _cancel(self, key: RequestKey, now: float) -> None:
         self.counters.add(WorkerMetric.CANCELLED)
         if key in self._running and key in self._scheduler:
-            self._cancelled.add(key)
+            self._cancelled[key] = None
             return
         if key in self._intake:
             self._intake.drop(key, "cancelled", "", now)

@@ -156,7 +156,7 @@ class Intake:
                 self._ledger.renew(fence, now)
 
     def seal(self, writer: Writer, manifest: Manifest, now: float) -> Arrival | None:
-        """All bytes are on their way. Returns the arrival if nothing had to come: then it is complete now."""
+        """All bytes are on their way. Returns the arrival if none had to come: then it is complete now."""
         arrival = self._by_fence.get(manifest.fence)
         if arrival is None or not self._ledger.sealed(manifest.fence, writer, now):
             self._counters.add(WorkerMetric.STALE_FENCES)

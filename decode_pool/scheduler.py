@@ -14,7 +14,7 @@ from twinpool.request import Job, RequestKey
 
 
 def num_kv_tokens(job: Job, num_new_tokens: int | None = None) -> int:
-    """KV positions of the job's tokens and of at most `num_new_tokens` further ones (None: all it may generate).
+    """KV positions of the job's tokens and at most `num_new_tokens` further ones (None: all it may generate).
 
     The last token of an answer is never fed back, so it needs none.
     """
@@ -51,8 +51,8 @@ class DecodeSequence:
 
 
 class DecodePlan(NamedTuple):
-    """One step's slices; the sequences that were preempted for it, youngest first, and released already; and whether
-    the oldest sequence could not run because others than sequences hold the blocks."""
+    """One step's slices; the sequences that were preempted for it, and released already, youngest first; and
+    whether the oldest sequence could not run because others than sequences hold the blocks."""
 
     slices: list[SequenceSlice]
     preempted: list[RequestKey]
@@ -99,7 +99,8 @@ class DecodeScheduler:
         self._pool.release(self._running.pop(key).table)
 
     def plan(self, make_room: Callable[[], bool] | None = None) -> DecodePlan:
-        """The next step. `make_room` may release blocks of others before a sequence is preempted; True if it did."""
+        """The next step. `make_room` is asked to release other blocks before a sequence is preempted; it says
+        whether it did."""
         plan = DecodePlan([], [], False)
         for sequence in list(self._running.values()):
             if sequence.key not in self._running:

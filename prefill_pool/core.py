@@ -12,7 +12,6 @@ from twinpool.messages import (
     Dropped,
     Message,
     Prefill,
-    PrefillReport,
     PushTo,
     Renew,
     Revoke,
@@ -127,7 +126,7 @@ class PrefillCore:
         return StepPlan(StepBatch(tuple(slices)), tuple(push for push in pushes if push))
 
     def stats(self) -> WorkerStats:
-        """Blocks by state, queue lengths and counters at this moment. Parked and travelling blocks are leased."""
+        """Blocks by state, queue lengths and counters now. Blocks of computed prompts are leased."""
         handed = [job.prompt.table for job in self._jobs.values() if job.prompt.is_done]
         num_started = self._scheduler.num_started
         return WorkerStats(
@@ -143,7 +142,7 @@ class PrefillCore:
         )
 
     def check(self) -> None:
-        """Raises InvariantViolation if a block has no owner, or a job that the scheduler holds is not known here."""
+        """Raises InvariantViolation if a block has no owner, or a queued prompt or a fence no job."""
         self.pool.check()
         tables = [job.prompt.table for job in self._jobs.values() if job.prompt.table]
         held = {block for table in tables for block in table.block_ids}
@@ -286,23 +285,13 @@ class PrefillCore:
             self._advance(job)
 
     def _first_token(self, job: Handoff, token_id: int, now: float) -> Token:
-        prompt = job.prompt
-        job.first_token = token_id
         self.counters.add(WorkerMetric.OUTPUT_TOKENS)
-        self.counters.add(WorkerMetric.PROMPT_TOKENS_CACHED, prompt.num_cached)
-        report = PrefillReport(
-            key=job.key,
-            queue_s=prompt.started_at - prompt.arrived_at,
-            compute_s=now - prompt.started_at,
-            num_cached=prompt.num_cached,
-            num_computed=prompt.num_tokens - prompt.num_cached,
-            num_steps=prompt.num_steps,
-        )
-        self._tell(report)
-        index = prompt.job.num_emitted
-        finish = prompt.job.finish_reason(index, token_id)
-        job.ending = finish is not None
-        return Token(job.key, index, token_id, finish)
+        self.counters.add(WorkerMetric.PROMPT_TOKENS_CACHED, job.prompt.num_cached)
+        self._tell(job.prompt.report(now))
+        token = job.prompt.first_token(token_id)
+        job.first_token = token_id
+        job.ending = token.finish is not None
+        return token
 
     # ── the hand-off ──────────────────────────────────────────────────────────────────────────────────────
 

@@ -86,7 +86,7 @@ class RevokedFences:
 
 @dataclass(slots=True, eq=False)
 class Handoff:
-    """A job here. The first `num_pushed` blocks of its prompt need no push any more: sent, or always at decode.
+    """A job here. The first `num_pushed` blocks of its prompt need no push (any more).
 
     `ending` means that the job is over here and only waits for its blocks to be free of readers and writers;
     then `farewell` goes to the coordinator, if there is one, and `num_acks_owed` times a RevokeAck to decode.
@@ -138,7 +138,7 @@ class Handoff:
         self.num_pushed = grant.num_cached_blocks
 
     def take_push(self, num_tokens: int, block_size: int) -> BlockPush | None:
-        """The blocks that are due once `num_tokens` tokens of the prompt are in KV, and were not given before.
+        """The blocks that are due once `num_tokens` tokens of the prompt are in KV, and were not given yet.
 
         Full ones are, and the last one when the prompt ends in it. None if there are none, or no grant.
         """

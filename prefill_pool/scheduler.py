@@ -10,6 +10,7 @@ from twinpool.config import SchedulerConfig
 from twinpool.engine.batch import SequenceSlice
 from twinpool.engine.block_pool import BlockPool, BlockTable, PrefixChain
 from twinpool.errors import InvariantViolation
+from twinpool.messages import PrefillReport, Token
 from twinpool.request import Job, RequestKey
 
 
@@ -44,6 +45,22 @@ class Prompt:
     def is_done(self) -> bool:
         """Whether all its KV is in the table."""
         return self.num_done == self.num_tokens
+
+    def report(self, now: float) -> PrefillReport:
+        """What the prompt took, once it is done."""
+        return PrefillReport(
+            key=self.job.key,
+            queue_s=self.started_at - self.arrived_at,
+            compute_s=now - self.started_at,
+            num_cached=self.num_cached,
+            num_computed=self.num_tokens - self.num_cached,
+            num_steps=self.num_steps,
+        )
+
+    def first_token(self, token_id: int) -> Token:
+        """The token that was sampled after the prompt, as the client gets it."""
+        index = self.job.num_emitted
+        return Token(self.job.key, index, token_id, self.job.finish_reason(index, token_id))
 
 
 class Admission(Protocol):
@@ -127,8 +144,8 @@ class PrefillScheduler:
         return slices
 
     def complete(self, chunk: SequenceSlice) -> Prompt:
-        """The chunk's KV is in the blocks: its full ones become findable. A prompt that is done leaves the scheduler;
-        its table is the caller's."""
+        """The chunk's KV is in the blocks: the full ones become findable. A prompt that is done leaves the
+        scheduler; its table is the caller's."""
         prompt = self._prompts[chunk.key]
         if prompt.table is None or chunk.start != prompt.num_done:
             raise InvariantViolation(
@@ -142,7 +159,7 @@ class PrefillScheduler:
         return prompt
 
     def unstart_youngest(self) -> bool:
-        """Takes the blocks of the started prompt that came last, which waits again; False if none is under way.
+        """Takes the blocks of the started prompt that came last, which waits again; False if there is none.
 
         Only between steps.
         """

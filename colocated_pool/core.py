@@ -1,0 +1,197 @@
+"""A colocated worker's decisions: the schedulers of both pools over one block pool, in one step."""
+
+from __future__ import annotations
+
+from twinpool.config import SchedulerConfig
+from twinpool.decode_pool.scheduler import DecodeScheduler, why_never_fits
+from twinpool.engine.batch import SequenceSlice, StepBatch
+from twinpool.engine.block_pool import BlockPool
+from twinpool.errors import InvariantViolation
+from twinpool.layout import KVLayout
+from twinpool.messages import (
+    Cancel,
+    Dropped,
+    Generate,
+    Message,
+    StepTokens,
+    Token,
+    WorkerStats,
+)
+from twinpool.metrics import Counters, WorkerMetric
+from twinpool.prefill_pool.scheduler import PrefillScheduler, Prompt
+from twinpool.request import Job, RequestKey
+from twinpool.worker.core import (
+    Command,
+    Event,
+    FromCoordinator,
+    PeerGone,
+    PeerLinked,
+    SendCoordinator,
+    StepDone,
+    StepPlan,
+    Tick,
+)
+
+
+class ColocatedCore:
+    """The `RoleCore` of a colocated worker.
+
+    A step is one token for every running sequence, and prompt chunks in what that leaves of `token_budget`. A
+    prompt starts with its growth headroom and a slot of the batch; when its last chunk is done, its table is
+    handed to the decode scheduler as it is. When a running sequence needs a block and there is none, started
+    prompts give theirs up first (they wait again, here), then the youngest sequences (dropped as
+    "preempted"). Commands that a plan gives rise to come with the next event's.
+    """
+
+    def __init__(self, num_blocks: int, layout: KVLayout, config: SchedulerConfig) -> None:
+        self._token_budget = config.token_budget
+        self._max_num_seqs = config.max_num_seqs
+        self.pool = BlockPool(num_blocks, layout.block_size, config.prefix_cache)
+        self.counters = Counters()
+        self._prefill = PrefillScheduler(self.pool, config, config.headroom_tokens)
+        self._decode = DecodeScheduler(self.pool)
+        self._prompts: dict[RequestKey, Prompt] = {}
+        self._num_free_slots = 0
+        self._running: frozenset[RequestKey] = frozenset()
+        self._cancelled: dict[RequestKey, None] = {}
+        self._commands: list[Command] = []
+
+    # ── the role's interface ──────────────────────────────────────────────────────────────────────────────
+
+    def handle(self, event: Event, now: float) -> list[Command]:
+        """Takes one event; returns what to do about it, in order."""
+        match event:
+            case FromCoordinator(Generate(job)):
+                self._accept(job, now)
+            case FromCoordinator(Cancel(key)):
+                self._cancel(key)
+            case StepDone():
+                self._step_done(event, now)
+            case Tick() | PeerLinked() | PeerGone():
+                pass  # no lease runs here, and no peer matters
+            case FromCoordinator():
+                self.counters.add(WorkerMetric.JUNK_MESSAGES)
+            case _:
+                raise InvariantViolation(f"a colocated worker got {type(event).__name__}")
+        commands, self._commands = self._commands, []
+        return commands
+
+    def next_step(self, now: float) -> StepPlan | None:
+        """One token for every running sequence, then prompt chunks."""
+        if self._running:
+            raise InvariantViolation("a step was asked for while one runs")
+        slices, preempted, _ = self._decode.plan(self._prefill.unstart_youngest)
+        self.counters.add(WorkerMetric.PREEMPTIONS, len(preempted))
+        for key in preempted:
+            self._tell(Dropped(key, "preempted", "an older sequence needed the room"))
+        self._num_free_slots = self._max_num_seqs - len(self._decode) - self._prefill.num_started
+        slices += self._prefill.plan(now, max(0, self._token_budget - len(slices)), self)
+        if not slices:
+            return None
+        self._running = frozenset(chunk.key for chunk in slices)
+        return StepPlan(StepBatch(tuple(slices)))
+
+    def stats(self) -> WorkerStats:
+        """Blocks by state, queue lengths and counters at this moment."""
+        num_started = self._prefill.num_started
+        return WorkerStats(
+            free_blocks=self.pool.num_free,
+            owned_blocks=self.pool.num_owned,
+            cached_blocks=self.pool.num_cached,
+            quarantined_blocks=self.pool.num_quarantined,
+            leased_blocks=0,
+            waiting=len(self._prefill) - num_started,
+            running=num_started + len(self._decode),
+            waiting_tokens=self._prefill.num_tokens_left,
+            counters=self.counters.snapshot(),
+        )
+
+    def check(self) -> None:
+        """Raises InvariantViolation if a block has no owner."""
+        self.pool.check()
+        tables = [sequence.table for sequence in self._decode]
+        tables += [prompt.table for prompt in self._prompts.values() if prompt.table]
+        held = {block for table in tables for block in table.block_ids}
+        if len(held) != self.pool.num_owned:
+            raise InvariantViolation(f"{self.pool.num_owned} blocks are owned, jobs have {len(held)}")
+
+    # ── admission to the prefill scheduler ────────────────────────────────────────────────────────────────
+
+    def may_start(self, prompt: Prompt, num_blocks: int) -> bool:  # noqa: ARG002  # the pool looks at the blocks
+        """While there is a slot for it to decode in."""
+        if not self._num_free_slots:
+            return False
+        self._num_free_slots -= 1
+        return True
+
+    def make_room(self, prompt: Prompt) -> bool:  # noqa: ARG002  # whichever it is
+        """No: a prompt that does not fit waits for sequences to end."""
+        return False
+
+    # ── events ────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _accept(self, job: Job, now: float) -> None:
+        if job.key in self._prompts or job.key in self._decode:
+            self.counters.add(WorkerMetric.JUNK_MESSAGES)
+        elif reason := why_never_fits(job, self.pool):
+            self.counters.add(WorkerMetric.REFUSED)
+            self._tell(Dropped(job.key, "refused", reason))
+        else:
+            self._prompts[job.key] = self._prefill.add(job, now)
+
+    def _cancel(self, key: RequestKey) -> None:
+        self.counters.add(WorkerMetric.CANCELLED)
+        if key in self._running and (key in self._prompts or key in self._decode):
+            self._cancelled[key] = None
+            return
+        self._release(key)
+        self._tell(Dropped(key, "cancelled"))
+
+    def _release(self, key: RequestKey) -> None:
+        if key in self._decode:
+            self._decode.leave(key)
+        elif (prompt := self._prompts.pop(key, None)) is not None:
+            self._prefill.withdraw(key)
+            if prompt.table:
+                self.pool.release(prompt.table)
+
+    def _step_done(self, done: StepDone, now: float) -> None:
+        self._running = frozenset()
+        self.counters.add(WorkerMetric.STEPS)
+        self.counters.add(WorkerMetric.STEP_SECONDS, done.output.seconds)
+        tokens: list[Token] = []
+        for chunk in done.plan.batch.slices:
+            in_prefill = chunk.key in self._prompts
+            if in_prefill:
+                self.counters.add(WorkerMetric.PROMPT_TOKENS_COMPUTED, len(chunk.token_ids))
+            if chunk.key in self._cancelled:
+                self._release(chunk.key)
+            elif not in_prefill:
+                tokens.append(self._decode.complete(chunk, done.output.token_ids[chunk.key]))
+            else:
+                tokens += self._computed(chunk, done, now)
+        self.counters.add(WorkerMetric.OUTPUT_TOKENS, len(tokens))
+        if tokens:
+            self._tell(StepTokens(tuple(tokens)))
+        for key in self._cancelled:
+            self._tell(Dropped(key, "cancelled"))
+        self._cancelled.clear()
+
+    def _computed(self, chunk: SequenceSlice, done: StepDone, now: float) -> list[Token]:
+        """Takes note of a chunk; returns the first token if it was the last one."""
+        prompt = self._prefill.complete(chunk)
+        if not prompt.is_done or prompt.table is None:
+            return []
+        job = prompt.job
+        del self._prompts[job.key]
+        self.counters.add(WorkerMetric.PROMPT_TOKENS_CACHED, prompt.num_cached)
+        self._tell(prompt.report(now))
+        token = prompt.first_token(done.output.token_ids[job.key])
+        if token.finish:
+            self.pool.release(prompt.table)
+        else:
+            self._decode.join(job, self.pool.hand_over(prompt.table), prompt.chain, token.token_id)
+        return [token]
+
+    def _tell(self, message: Message) -> None:
+        self._commands.append(SendCoordinator(message))
