@@ -172,6 +172,13 @@ class Registry:
         link = self._links.get((prefill.incarnation, decode.incarnation))
         return link if isinstance(link, LinkReady) else None
 
+    def links(self) -> Iterator[tuple[Worker, Worker, LinkReady]]:
+        """All usable links, as (prefill worker, decode worker, what the probe measured)."""
+        for prefill in self.of_role(Role.PREFILL):
+            for decode in self.of_role(Role.DECODE):
+                if (link := self.link(prefill, decode)) is not None:
+                    yield prefill, decode, link
+
     def peers_of(self, worker: Worker) -> Peers:
         """The workers that `worker` may exchange KV with."""
         if worker.role not in OTHER_ROLE:
@@ -190,7 +197,7 @@ class Registry:
             return False, "the prefill pool is empty"
         if not decode:
             return False, "the decode pool is empty"
-        linked = sum(self.link(p, d) is not None for p in prefill for d in decode)
+        linked = sum(1 for _ in self.links())
         if linked == 0:
             failed = [link.reason for link in self._links.values() if isinstance(link, LinkFailed)]
             why = f": {failed[0]}" if failed else " yet"

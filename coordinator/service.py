@@ -78,5 +78,7 @@ class Service(Protocol):
 
     @property
     def max_model_len(self) -> int:
-        """The longest sequence, in tokens, that every worker can hold (the smallest of the workers' bounds)."""
+        """The longest sequence, in tokens, that every worker can hold (the smallest of the workers' bounds).
+
+        Raises NoWorker before the first worker has registered."""
         ...

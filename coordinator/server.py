@@ -1,0 +1,263 @@
+"""The shell around the coordinator's core: sockets, the clock, timers, and a stream per request."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Any
+
+from twinpool.channel import RouterChannel
+from twinpool.clock import Clock, MonotonicClock
+from twinpool.config import CoordinatorConfig
+from twinpool.coordinator.events import (
+    Abandoned,
+    Arrived,
+    Command,
+    Completed,
+    Delivered,
+    Drain,
+    Emit,
+    Event,
+    FromWorker,
+    Note,
+    Refuse,
+    Send,
+    Shutdown,
+    Tick,
+    WorkerLost,
+)
+from twinpool.coordinator.exposition import Exposition
+from twinpool.coordinator.service import Output, Submission
+from twinpool.coordinator.state import CoordinatorCore
+from twinpool.coordinator.streams import OutputStream
+from twinpool.errors import (
+    InvariantViolation,
+    NoWorker,
+    PeerLost,
+    ProtocolError,
+    RequestError,
+    TwinpoolError,
+    UnknownRequest,
+)
+from twinpool.messages import Message
+from twinpool.metrics import WorkerMetric
+
+TICK_S = 0.05
+LATE_TICK_S = 0.5
+LEAVE_GRACE_S = 3.0
+
+logger = logging.getLogger("twinpool.coordinator")
+
+
+class Coordinator:
+    """One coordinator: the `Service` behind the gateway, and the workers' control endpoint.
+
+    `eos_token_ids` are the tokens that end an answer of the served model. All methods are called on the event
+    loop that ran `start`.
+    """
+
+    def __init__(
+        self, config: CoordinatorConfig, eos_token_ids: tuple[int, ...], clock: Clock | None = None
+    ) -> None:
+        self._config = config
+        self._clock = clock or MonotonicClock()
+        self._core = CoordinatorCore(config, eos_token_ids)
+        self._own_counts: Counter[WorkerMetric] = Counter()
+        self._exposition = Exposition(self._core, self._own_counts)
+        self._streams: dict[str, OutputStream] = {}
+        self._refusals: dict[str, RequestError] = {}
+        self._events: deque[Event] = deque()
+        self._is_handling = False
+        self._is_stopping = False
+        self._channel: RouterChannel | None = None
+        self._ticker: asyncio.Task[None] | None = None
+        self._handled = asyncio.Event()
+
+    # ── life of the server ──────────────────────────────────────────────────────────────────────────────────
+
+    async def start(self) -> None:
+        """Opens the control endpoint and starts the timer.
+
+        Raises:
+            ConfigError: the control address cannot be bound.
+        """
+        self._channel = RouterChannel(self._config.control, self._on_message, self._on_junk)
+        self._ticker = asyncio.create_task(self._tick(), name="coordinator tick")
+
+    @property
+    def endpoint(self) -> str:
+        """Where workers connect. Raises TwinpoolError before `start`."""
+        if self._channel is None:
+            raise TwinpoolError("the coordinator has no endpoint before start()")
+        return self._channel.endpoint
+
+    async def drain_and_stop(self) -> None:
+        """Admits nothing more, lets running requests end for at most `drain_s`, then stops the workers and
+        itself.
+
+        What is not complete by then ends with a timeout in its stream. Calling it twice is fine.
+        """
+        if self._is_stopping or self._channel is None:
+            return
+        self._is_stopping = True
+        self._handle(Drain())
+        await self._wait_until(lambda: self._core.num_live == 0, self._config.drain_s)
+        self._handle(Shutdown())
+        await self._wait_until(lambda: len(self._core.registry) == 0, LEAVE_GRACE_S)
+        if self._ticker is not None:
+            self._ticker.cancel()
+        self._channel.close()
+
+    def worker_exited(self, worker_id: str, pid: int, reason: str) -> None:
+        """The launcher saw that process end: its requests go on elsewhere at once, not after its lease."""
+        worker = self._core.registry.get(worker_id)
+        if worker is not None and worker.info.pid == pid:
+            self._handle(WorkerLost(worker_id, worker.incarnation, reason))
+
+    # ── Service ─────────────────────────────────────────────────────────────────────────────────────────────
+
+    def now(self) -> float:
+        """The coordinator clock, in seconds."""
+        return self._clock.now()
+
+    def submit(self, submission: Submission) -> AsyncIterator[Output]:
+        """Admits the request; see `Service.submit`."""
+        request_id = submission.request_id
+        other = self._streams.get(request_id)
+        stream = self._streams[request_id] = OutputStream()
+        self._handle(Arrived(submission))
+        if (error := self._refusals.pop(request_id, None)) is None:
+            return stream
+        if other is None:
+            del self._streams[request_id]
+        else:
+            self._streams[request_id] = other
+        raise error
+
+    def complete(self, request_id: str, num_output_tokens: int) -> None:
+        """A stop string ended the answer; see `Service.complete`."""
+        if (stream := self._streams.pop(request_id, None)) is not None:
+            stream.close()
+        self._handle(Completed(request_id, num_output_tokens))
+
+    def abandon(self, request_id: str) -> None:
+        """The client has left; see `Service.abandon`."""
+        self._handle(Abandoned(request_id))
+
+    def delivered(self, request_id: str) -> None:
+        """The first output was handed to the connection."""
+        self._handle(Delivered(request_id))
+
+    def timeline(self, request_id: str) -> Mapping[str, Any]:
+        """The stages of a running or recent request. Raises UnknownRequest."""
+        timeline = self._core.timeline(request_id)
+        if timeline is None:
+            raise UnknownRequest(
+                f"no request {request_id!r} is known: it never came, was refused, or is not among the last "
+                f"{self._config.finished_timelines} that ended"
+            )
+        return timeline.to_json(self.now())
+
+    def ready(self) -> tuple[bool, str]:
+        """Whether every pool has a worker that can execute, and why (not)."""
+        return (False, "the server is stopping") if self._is_stopping else self._core.registry.ready()
+
+    def metrics_text(self) -> bytes:
+        """All metrics in the Prometheus text format."""
+        return self._exposition.text()
+
+    @property
+    def max_model_len(self) -> int:
+        """The longest sequence that every worker can hold, in tokens. Raises NoWorker before the first
+        joined.
+        """
+        max_model_len = self._core.registry.max_model_len()
+        if max_model_len is None:
+            raise NoWorker("no worker has registered yet, so the context length is not known")
+        return max_model_len
+
+    # ── events and commands ─────────────────────────────────────────────────────────────────────────────────
+
+    def _handle(self, event: Event) -> None:
+        """Feeds the core. An event that a command causes (a worker out of reach) waits its turn."""
+        self._events.append(event)
+        if self._is_handling:
+            return
+        self._is_handling = True
+        try:
+            while self._events:
+                self._handle_one(self._events.popleft())
+        finally:
+            self._is_handling = False
+        self._handled.set()
+
+    def _handle_one(self, event: Event) -> None:
+        try:
+            commands = self._core.handle(event, self.now())
+        except InvariantViolation:
+            self._violated(event)
+            return
+        for command in commands:
+            try:
+                self._carry_out(command)
+            except InvariantViolation:
+                self._violated(event)
+
+    def _violated(self, event: Event) -> None:
+        self._own_counts[WorkerMetric.INVARIANT_VIOLATIONS] += 1
+        logger.exception("a bug in Twinpool, at %s", type(event).__name__)
+
+    def _carry_out(self, command: Command) -> None:
+        match command:
+            case Emit(request_id, output):
+                self._emit(request_id, output)
+            case Send(worker_id, incarnation, message):
+                self._send(worker_id, incarnation, message)
+            case Refuse(request_id, error):
+                self._refusals[request_id] = error
+            case Note(text, is_fault):
+                logger.log(logging.ERROR if is_fault else logging.INFO, "%s", text)
+
+    def _emit(self, request_id: str, output: Output) -> None:
+        stream = self._streams.get(request_id)
+        if stream is None:
+            raise InvariantViolation(f"an output for {request_id}, which nobody reads")
+        if output.finish is not None:
+            del self._streams[request_id]
+        stream.put(output)
+
+    def _send(self, worker_id: str, incarnation: str, message: Message) -> None:
+        assert self._channel is not None
+        try:
+            self._channel.send(f"{worker_id}/{incarnation}", message)
+        except PeerLost as exc:
+            self._handle(WorkerLost(worker_id, incarnation, str(exc)))
+
+    def _on_message(self, identity: str, message: Message) -> None:
+        worker_id, _, incarnation = identity.rpartition("/")
+        self._handle(FromWorker(worker_id, incarnation, message))
+
+    def _on_junk(self, identity: str, error: ProtocolError) -> None:
+        self._own_counts[WorkerMetric.JUNK_MESSAGES] += 1
+        logger.warning("from %r: %s", identity, error)
+
+    async def _tick(self) -> None:
+        last = self.now()
+        while True:
+            await asyncio.sleep(TICK_S)
+            now = self.now()
+            # After a stall of this process heartbeats wait unread: look at them before the leases.
+            if now - last < LATE_TICK_S:
+                self._handle(Tick())
+            last = now
+
+    async def _wait_until(self, is_done: Callable[[], bool], timeout_s: float) -> None:
+        try:
+            async with asyncio.timeout(timeout_s):
+                while not is_done():
+                    self._handled.clear()
+                    await self._handled.wait()
+        except TimeoutError:
+            logger.warning("not done after %g s", timeout_s)

@@ -1,0 +1,70 @@
+"""The way of a request's tokens from the core to whoever reads them."""
+
+from __future__ import annotations
+
+import asyncio
+
+from twinpool.coordinator.service import Output
+from twinpool.errors import InvariantViolation, RequestError
+from twinpool.request import FinishReason
+
+
+class OutputStream:
+    """An async iterator over one request's outputs, for one reader.
+
+    What the reader has not taken yet is kept as one Output that grows, so a slow reader costs no more than
+    the tokens of its own request (at most its `max_tokens`) and catches up in one step.
+    """
+
+    def __init__(self) -> None:
+        self._token_ids: list[int] = []
+        self._first_index = 0
+        self._finish: FinishReason | None = None
+        self._error: RequestError | None = None
+        self._is_over = False
+        self._waiter: asyncio.Future[None] | None = None
+
+    def put(self, output: Output) -> None:
+        """Adds what comes next. After an output with `finish` nothing may come.
+
+        Raises:
+            InvariantViolation: the tokens do not follow those before, or the stream has ended.
+        """
+        if self._finish is not None:
+            raise InvariantViolation(f"an output at {output.first_index} behind the last one of its stream")
+        if output.first_index != self._first_index + len(self._token_ids):
+            expected = self._first_index + len(self._token_ids)
+            raise InvariantViolation(f"an output starts at token {output.first_index}, expected {expected}")
+        self._token_ids += output.token_ids
+        self._finish, self._error = output.finish, output.error
+        self._wake()
+
+    def close(self) -> None:
+        """Ends the stream without another output."""
+        self._is_over = True
+        self._wake()
+
+    def __aiter__(self) -> OutputStream:
+        return self
+
+    async def __anext__(self) -> Output:
+        while not self._is_over:
+            if self._token_ids or self._finish is not None:
+                return self._take()
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        raise StopAsyncIteration
+
+    def _take(self) -> Output:
+        output = Output(tuple(self._token_ids), self._first_index, self._finish, self._error)
+        self._first_index += len(self._token_ids)
+        self._token_ids = []
+        self._is_over = self._finish is not None
+        return output
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
