@@ -50,7 +50,6 @@ class ColocatedCore:
         self.counters = Counters()
         self._prefill = PrefillScheduler(self.pool, config, config.headroom_tokens)
         self._decode = DecodeScheduler(self.pool)
-        self._prompts: dict[RequestKey, Prompt] = {}
         self._num_free_slots = 0
         self._running: frozenset[RequestKey] = frozenset()
         self._cancelled: dict[RequestKey, None] = {}
@@ -110,7 +109,7 @@ class ColocatedCore:
         """Raises InvariantViolation if a block has no owner."""
         self.pool.check()
         tables = [sequence.table for sequence in self._decode]
-        tables += [prompt.table for prompt in self._prompts.values() if prompt.table]
+        tables += [prompt.table for prompt in self._prefill if prompt.table]
         held = {block for table in tables for block in table.block_ids}
         if len(held) != self.pool.num_owned:
             raise InvariantViolation(f"{self.pool.num_owned} blocks are owned, jobs have {len(held)}")
@@ -131,17 +130,17 @@ class ColocatedCore:
     # ── events ────────────────────────────────────────────────────────────────────────────────────────────
 
     def _accept(self, job: Job, now: float) -> None:
-        if job.key in self._prompts or job.key in self._decode:
+        if job.key in self._prefill or job.key in self._decode:
             self.counters.add(WorkerMetric.JUNK_MESSAGES)
         elif reason := why_never_fits(job, self.pool):
             self.counters.add(WorkerMetric.REFUSED)
             self._tell(Dropped(job.key, "refused", reason))
         else:
-            self._prompts[job.key] = self._prefill.add(job, now)
+            self._prefill.add(job, now)
 
     def _cancel(self, key: RequestKey) -> None:
         self.counters.add(WorkerMetric.CANCELLED)
-        if key in self._running and (key in self._prompts or key in self._decode):
+        if key in self._running:
             self._cancelled[key] = None
             return
         self._release(key)
@@ -150,10 +149,8 @@ class ColocatedCore:
     def _release(self, key: RequestKey) -> None:
         if key in self._decode:
             self._decode.leave(key)
-        elif (prompt := self._prompts.pop(key, None)) is not None:
-            self._prefill.withdraw(key)
-            if prompt.table:
-                self.pool.release(prompt.table)
+        elif (prompt := self._prefill.withdraw(key)) and prompt.table:
+            self.pool.release(prompt.table)
 
     def _step_done(self, done: StepDone, now: float) -> None:
         self._running = frozenset()
@@ -161,7 +158,7 @@ class ColocatedCore:
         self.counters.add(WorkerMetric.STEP_SECONDS, done.output.seconds)
         tokens: list[Token] = []
         for chunk in done.plan.batch.slices:
-            in_prefill = chunk.key in self._prompts
+            in_prefill = chunk.key in self._prefill
             if in_prefill:
                 self.counters.add(WorkerMetric.PROMPT_TOKENS_COMPUTED, len(chunk.token_ids))
             if chunk.key in self._cancelled:
@@ -183,7 +180,6 @@ class ColocatedCore:
         if not prompt.is_done or prompt.table is None:
             return []
         job = prompt.job
-        del self._prompts[job.key]
         self.counters.add(WorkerMetric.PROMPT_TOKENS_CACHED, prompt.num_cached)
         self._tell(prompt.report(now))
         token = prompt.first_token(done.output.token_ids[job.key])

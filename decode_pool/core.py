@@ -133,10 +133,9 @@ class DecodeCore:
         held = {block for table in tables for block in table.block_ids}
         if len(held) != self.pool.num_owned:
             raise InvariantViolation(f"{self.pool.num_owned} blocks are owned, jobs have {len(held)}")
-        if self._ledger.num_quarantined != self.pool.num_quarantined:
-            raise InvariantViolation(
-                f"{self.pool.num_quarantined} blocks in quarantine, in the ledger {self._ledger.num_quarantined}"
-            )
+        in_pool, in_ledger = self.pool.num_quarantined, self._ledger.num_quarantined
+        if in_pool != in_ledger:
+            raise InvariantViolation(f"{in_pool} blocks are in quarantine, in the ledger {in_ledger}")
         if self._ledger.num_reserved != sum(len(arrival.written_blocks) for arrival in self._intake.granted):
             raise InvariantViolation("the ledger lends other blocks than the grants here")
 
@@ -151,7 +150,7 @@ class DecodeCore:
 
     def _cancel(self, key: RequestKey, now: float) -> None:
         self.counters.add(WorkerMetric.CANCELLED)
-        if key in self._running and key in self._scheduler:
+        if key in self._running:
             self._cancelled[key] = None
             return
         if key in self._intake:

@@ -93,6 +93,9 @@ class PrefillScheduler:
     def __len__(self) -> int:
         return len(self._prompts)
 
+    def __contains__(self, key: RequestKey) -> bool:
+        return key in self._prompts
+
     def __iter__(self) -> Iterator[Prompt]:
         return iter(self._prompts.values())
 
@@ -121,9 +124,9 @@ class PrefillScheduler:
         self._prompts[job.key] = prompt
         return prompt
 
-    def withdraw(self, key: RequestKey) -> None:
-        """Plans nothing more of this prompt, if it is here. Its table stays its own."""
-        self._prompts.pop(key, None)
+    def withdraw(self, key: RequestKey) -> Prompt | None:
+        """Plans nothing more of this prompt, which is returned if it is here. Its table is the caller's."""
+        return self._prompts.pop(key, None)
 
     def plan(self, now: float, token_budget: int, admission: Admission) -> list[SequenceSlice]:
         """The chunks of one step, `token_budget` tokens at most together."""
