@@ -15,15 +15,15 @@ from twinpool.layout import KVLayout
 
 
 class Run(NamedTuple):
-    """`count` consecutive blocks from `source` on go to consecutive blocks from `target` on."""
+    """`num_blocks` consecutive blocks from `source` on go to consecutive blocks from `target` on."""
 
     source: int
     target: int
-    count: int
+    num_blocks: int
 
 
-def runs(source_blocks: Sequence[int], target_blocks: Sequence[int], max_count: int) -> Iterator[Run]:
-    """The block pairs, with neighbours on both sides merged into runs of at most `max_count` blocks.
+def runs(source_blocks: Sequence[int], target_blocks: Sequence[int], max_blocks: int) -> Iterator[Run]:
+    """The block pairs, with neighbours on both sides merged into runs of at most `max_blocks` blocks.
 
     Raises:
         LayoutMismatch: the two lists have different lengths.
@@ -34,7 +34,7 @@ def runs(source_blocks: Sequence[int], target_blocks: Sequence[int], max_count: 
     for i in range(1, len(source_blocks) + 1):
         if (
             i == len(source_blocks)
-            or i - start == max_count
+            or i - start == max_blocks
             or source_blocks[i] != source_blocks[i - 1] + 1
             or target_blocks[i] != target_blocks[i - 1] + 1
         ):

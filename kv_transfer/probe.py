@@ -20,6 +20,9 @@ from twinpool.layout import KVLayout
 
 PROBE_BYTES = 4 << 20
 
+FIRST_PROBE_FENCE = 1 << 62
+"""Fences from here on are for probes, which borrow blocks set aside for them; the ledger's stay far below."""
+
 
 @dataclass(frozen=True, slots=True)
 class ProbeResult:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from twinpool.config import TransportName
 from twinpool.errors import TransportUnavailable
-from twinpool.kv_transfer import loopback, shm, tcp, ucx
+from twinpool.kv_transfer import loopback, shm, tcp, tcp_sender, ucx
 from twinpool.kv_transfer.connector import KVReceiver, KVRegion, KVSender, LocalEnd
 from twinpool.kv_transfer.faulty import FaultPlan, FaultySender
 
@@ -111,7 +111,7 @@ async def _plain_sender(name: TransportName, address: bytes, region: KVRegion, e
         case TransportName.SHM:
             return shm.ShmSender(address, region)
         case TransportName.TCP:
-            return await tcp.TcpSender.connect(address, region, end)
+            return await tcp_sender.TcpSender.connect(address, region, end)
         case TransportName.UCX:
             return ucx.UcxSender(address, region, end)
         case TransportName.LOOPBACK:

@@ -1,0 +1,169 @@
+"""`faulty`: seeded faults around any other sender, for tests and for `--faults`.
+
+A specification reads ``delay=0.01,corrupt=0.1,drop=0.01,stall=0.01,death=0.001,seed=3``: `delay` is in
+seconds before every `finish`; the others are probabilities, drawn once per push, that the push
+
+- `corrupt`: arrives with one byte flipped (in a copy: the source pool is never touched),
+- `drop`: is left out silently,
+- `stall`: makes the fence's `finish` wait forever, until it is cancelled or the link is stopped or closed,
+- `death`: ends the link: this push and everything after it raises PeerLost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, fields
+from random import Random
+
+from twinpool.errors import ConfigError, PeerLost
+from twinpool.kv_transfer.connector import BlockRange, KVRegion, KVSender, PushReport
+
+NUM_SCRATCH_BLOCKS = 16
+
+Connect = Callable[[KVRegion], Awaitable[KVSender]]
+
+
+@dataclass(frozen=True, slots=True)
+class FaultPlan:
+    """Which faults, how often. See the module's docstring."""
+
+    delay: float = 0.0
+    corrupt: float = 0.0
+    drop: float = 0.0
+    stall: float = 0.0
+    death: float = 0.0
+    seed: int = 0
+
+    @classmethod
+    def parse(cls, spec: str) -> FaultPlan:
+        """Reads a specification.
+
+        Raises:
+            ConfigError: an unknown fault, no number, or a probability outside 0 to 1; the message names it.
+        """
+        known = [field.name for field in fields(cls)]
+        values: dict[str, float] = {}
+        for part in filter(None, (part.strip() for part in spec.split(","))):
+            name, _, text = part.partition("=")
+            if name not in known:
+                raise ConfigError(f"--faults {spec!r} names {name!r}; allowed: {', '.join(known)}")
+            try:
+                value = int(text) if name == "seed" else float(text)
+            except ValueError as exc:
+                raise ConfigError(f"--faults {spec!r}: {part!r} needs a number, like {name}=0") from exc
+            if value < 0 or (value > 1 and name not in ("seed", "delay")):
+                raise ConfigError(
+                    f"--faults {spec!r}: {part!r} is out of range; allowed: 0 to 1 (delay: 0 or more s)"
+                )
+            values[name] = value
+        return cls(**values)  # type: ignore[arg-type]  # seed is an int, see above
+
+
+class FaultySender:
+    """Another sender, broken on purpose. Open it with `open`.
+
+    Corrupted pushes go through a second link over a few scratch blocks; when those are in use, a push
+    that should be corrupted is dropped instead. `num_faults` counts what was done, by name.
+    """
+
+    def __init__(
+        self, plan: FaultPlan, inner: KVSender, liar: KVSender, region: KVRegion, scratch: KVRegion
+    ) -> None:
+        self.name = inner.name
+        self.layer_group = inner.layer_group
+        self.num_faults: defaultdict[str, int] = defaultdict(int)
+        self._plan = plan
+        self._random = Random(plan.seed)
+        self._inner = inner
+        self._liar = liar
+        self._region = region
+        self._scratch = scratch
+        self._free = list(range(scratch.num_blocks))
+        self._lent: defaultdict[int, list[int]] = defaultdict(list)
+        self._stalled: dict[int, asyncio.Event] = {}
+        self._is_dead = False
+
+    @classmethod
+    async def open(cls, plan: FaultPlan, region: KVRegion, connect: Connect) -> FaultySender:
+        """Opens both links with `connect`."""
+        layout = region.layout
+        memory = memoryview(bytearray(layout.block_bytes * NUM_SCRATCH_BLOCKS))
+        scratch = KVRegion(memory, layout, NUM_SCRATCH_BLOCKS)
+        inner = await connect(region)
+        return cls(plan, inner, await connect(scratch), region, scratch)
+
+    def push(self, fence: int, blocks: BlockRange) -> None:
+        """Pushes, or does what the dice say. Raises PeerLost."""
+        self._require_life()
+        if self._strikes("death", self._plan.death):
+            self._is_dead = True
+            self._require_life()
+        if self._strikes("stall", self._plan.stall):
+            self._stalled.setdefault(fence, asyncio.Event())
+        if self._strikes("drop", self._plan.drop):
+            return
+        if blocks.source_blocks and self._strikes("corrupt", self._plan.corrupt):
+            self._push_corrupted(fence, blocks)
+        else:
+            self._inner.push(fence, blocks)
+
+    async def finish(self, fence: int) -> PushReport:
+        """Finishes both links, late or never. Raises PeerLost."""
+        self._require_life()
+        await asyncio.sleep(self._plan.delay)
+        if (stalled := self._stalled.get(fence)) is not None:
+            await stalled.wait()
+            raise PeerLost("the stalled link was stopped or closed (injected fault)")
+        true = await self._inner.finish(fence)
+        false = await self._liar.finish(fence)
+        self._reclaim(fence)
+        return PushReport(true.num_bytes + false.num_bytes, true.seconds + false.seconds)
+
+    async def stop(self, fence: int) -> None:
+        """Stops both links."""
+        await self._inner.stop(fence)
+        await self._liar.stop(fence)
+        self._reclaim(fence)
+        if (stalled := self._stalled.pop(fence, None)) is not None:
+            stalled.set()
+
+    async def close(self) -> None:
+        """Closes both links; stalled ones raise PeerLost."""
+        self._is_dead = True
+        for stalled in self._stalled.values():
+            stalled.set()
+        await self._inner.close()
+        await self._liar.close()
+
+    def _strikes(self, fault: str, probability: float) -> bool:
+        strikes = self._random.random() < probability
+        self.num_faults[fault] += strikes
+        return strikes
+
+    def _require_life(self) -> None:
+        if self._is_dead:
+            raise PeerLost("the link died (injected fault)")
+
+    def _push_corrupted(self, fence: int, blocks: BlockRange) -> None:
+        """Pushes the first block through a scratch block with a flipped byte, and the others as they are."""
+        if self._free:
+            block = self._free.pop()
+            self._lent[fence].append(block)
+            layout, layers = self._region.layout, (blocks.first_layer, blocks.last_layer)
+            start, length = layout.layer_range(blocks.source_blocks[0], *layers)
+            offset, _ = layout.layer_range(block, *layers)
+            self._scratch.memory[offset : offset + length] = self._region.memory[start : start + length]
+            self._scratch.memory[offset + self._random.randrange(length)] ^= 0xFF
+            self._liar.push(
+                fence, BlockRange((block,), blocks.target_blocks[:1], blocks.first_layer, blocks.last_layer)
+            )
+        rest = BlockRange(
+            blocks.source_blocks[1:], blocks.target_blocks[1:], blocks.first_layer, blocks.last_layer
+        )
+        if rest.source_blocks:
+            self._inner.push(fence, rest)
+
+    def _reclaim(self, fence: int) -> None:
+        self._free.extend(self._lent.pop(fence, ()))

@@ -1,0 +1,273 @@
+"""`shm`: the decode pool lies in POSIX shared memory and prefill workers of the same host write into it
+in place.
+
+One copy, no serialisation, no message. Each pool is one file in /dev/shm, named after the server, the
+worker and its incarnation; an exclusive lock on it, which the kernel drops when the owner dies, tells the
+living from the dead.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+import re
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from twinpool.errors import ConfigError, InvariantViolation, PeerLost, TransferError, TransportUnavailable
+from twinpool.kv_transfer.connector import BlockRange, KVRegion, LocalEnd, PushReport
+from twinpool.kv_transfer.plan import layer_group, runs
+from twinpool.kv_transfer.pushes import PushLog
+from twinpool.layout import KVLayout
+
+_DIRECTORY = Path("/dev/shm")
+_PREFIX = "twinpool"
+_NAME = re.compile(r"[A-Za-z0-9_-]+")
+_MIN_COPY_BYTES = 64 << 10
+_MAX_COPY_BYTES = 4 << 20
+_SPARE_BYTES = 4 << 20
+
+
+class _Address(msgspec.Struct, frozen=True):
+    path: str
+    num_blocks: int
+
+
+def why_unavailable() -> str | None:
+    """None if this machine has POSIX shared memory as files, else what is missing."""
+    if not os.access(_DIRECTORY, os.W_OK):
+        return f"{_DIRECTORY} is missing or not writable (it needs Linux); use --transport tcp"
+    return None
+
+
+class SharedPool:
+    """Memory of `nbytes` bytes that other processes of this user can map. `memory` is zeroed and writable."""
+
+    def __init__(self, nbytes: int, end: LocalEnd) -> None:
+        """Allocates the pages for good: a pool that is larger than what is free fails here, not in mid-
+        transfer.
+
+        Raises:
+            TransportUnavailable: no shared memory on this machine.
+            ConfigError: it is too small, or a name holds characters that no file name should.
+        """
+        if (reason := why_unavailable()) is not None:
+            raise TransportUnavailable(f"transport shm: {reason}")
+        for part in (end.deployment, end.worker_id, end.incarnation):
+            if not _NAME.fullmatch(part):
+                raise ConfigError(f"{part!r} names a shared pool; allowed: letters, digits, - and _")
+        self.path = _DIRECTORY / f"{_PREFIX}.{end.deployment}.{end.worker_id}.{end.incarnation}"
+        _require_space(nbytes)
+        # Nameless until it is locked and has all its pages, so that no other process ever sees it half made.
+        self._fd = os.open(_DIRECTORY, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.posix_fallocate(self._fd, 0, nbytes)
+            # With a directory, even one it does not need, Python follows the link to the nameless file.
+            os.link(f"/proc/self/fd/{self._fd}", self.path, src_dir_fd=self._fd)
+        except OSError as exc:
+            os.close(self._fd)
+            raise ConfigError(f"{nbytes} bytes of shared memory at {self.path} cannot be had: {exc}") from exc
+        self._map = mmap.mmap(self._fd, nbytes)
+        self.memory = memoryview(self._map)
+
+    def close(self) -> None:
+        """Removes the file. The memory stays valid for whoever maps it still. Calling it twice is fine."""
+        if self._fd >= 0:
+            self.path.unlink(missing_ok=True)
+            os.close(self._fd)
+            self._fd = -1
+            self.memory.release()
+            _unmap(self._map)
+
+
+def allocate_shared(nbytes: int, end: LocalEnd) -> SharedPool:
+    """Shared memory for the KV pool of the worker `end`; see `SharedPool`."""
+    return SharedPool(nbytes, end)
+
+
+def sweep(deployment: str) -> list[str]:
+    """Removes the pools of this server whose owner is dead (killed, so it could not); returns their names."""
+    removed: list[str] = []
+    for path in sorted(_DIRECTORY.glob(f"{_PREFIX}.{deployment}.*")):
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        except (FileNotFoundError, PermissionError):
+            continue  # removed meanwhile, or another user's
+        try:
+            if _owner_is_gone(fd, fcntl.LOCK_EX):
+                path.unlink(missing_ok=True)
+                removed.append(path.name)
+        finally:
+            os.close(fd)
+    return removed
+
+
+class ShmReceiver:
+    """Lets senders of this host map the pool. They write by themselves: this end only keeps the books."""
+
+    name = "shm"
+    one_sided = True
+
+    def __init__(self, region: KVRegion, shared: SharedPool | None) -> None:
+        """`region` must lie in `shared` from its first byte on.
+
+        Raises:
+            TransportUnavailable: there is no `shared`.
+        """
+        if shared is None:
+            raise TransportUnavailable("transport shm: this worker's KV pool is not in shared memory")
+        self._address = msgspec.msgpack.encode(_Address(str(shared.path), region.num_blocks))
+        self._expected: set[int] = set()
+
+    def address(self) -> bytes:
+        """Path and size of the pool."""
+        return self._address
+
+    def expect(self, fence: int, writer: str, block_ids: Sequence[int]) -> None:  # noqa: ARG002
+        """Notes the fence. Raises InvariantViolation if it is expected already."""
+        if fence in self._expected:
+            raise InvariantViolation(f"fence {fence} is expected twice")
+        self._expected.add(fence)
+
+    async def arrived(self, fence: int) -> None:
+        """Returns at once: a sender seals only what it has written. Raises TransferError for an unknown
+        fence.
+        """
+        if fence not in self._expected:
+            raise TransferError(f"fence {fence} is not expected here")
+
+    async def cancel(self, fence: int) -> None:
+        """Forgets the fence; the writer can still write."""
+        self._expected.discard(fence)
+
+    def forget(self, fence: int) -> None:
+        """Forgets the fence."""
+        self._expected.discard(fence)
+
+    async def close(self) -> None:
+        """Forgets all; the pool itself is its owner's to close."""
+        self._expected.clear()
+
+
+class ShmSender:
+    """Writes into a mapped pool of another process, on the calling thread."""
+
+    name = "shm"
+
+    def __init__(self, address: bytes, region: KVRegion) -> None:
+        """Maps the pool at `address`, whose layout the handshake has found equal to that of `region`.
+
+        Raises:
+            TransportUnavailable: the address is no shared pool of this size.
+            PeerLost: its owner is gone.
+        """
+        self._layout = region.layout
+        self.layer_group = layer_group(region.layout, _MIN_COPY_BYTES, region.layout.num_layers)
+        try:
+            where = msgspec.msgpack.decode(address, type=_Address)
+            self._fd = os.open(where.path, os.O_RDWR | os.O_CLOEXEC)
+        except (msgspec.DecodeError, msgspec.ValidationError) as exc:
+            raise TransportUnavailable(f"transport shm: not an address of a shared pool: {exc}") from exc
+        except FileNotFoundError as exc:
+            raise PeerLost(f"the shared pool {where.path} is gone, or on another host") from exc
+        except PermissionError as exc:
+            raise TransportUnavailable(f"transport shm: {where.path} belongs to another user") from exc
+        self._peer = Path(where.path).name
+        nbytes = where.num_blocks * self._layout.block_bytes
+        if (size := os.fstat(self._fd).st_size) < nbytes:
+            os.close(self._fd)
+            raise TransportUnavailable(f"transport shm: {where.path} has {size} bytes, not {nbytes}")
+        self._map = mmap.mmap(self._fd, nbytes)
+        self._source = _by_layer(region.memory, self._layout)
+        self._target = _by_layer(memoryview(self._map), self._layout)
+        self._log = PushLog()
+        self._writing = threading.Lock()
+        self._closed = False
+
+    def push(self, fence: int, blocks: BlockRange) -> None:
+        """Copies at once, a few MiB at a time; between two of those a stop takes effect."""
+        self._require_peer()
+        num_bytes = (
+            len(blocks.source_blocks) * (blocks.last_layer - blocks.first_layer) * self._layout.layer_bytes
+        )
+        if not self._log.begin(fence, num_bytes):
+            return
+        layers = slice(blocks.first_layer, blocks.last_layer)
+        most = max(1, _MAX_COPY_BYTES // self._layout.block_bytes)
+        for source, target, count in runs(blocks.source_blocks, blocks.target_blocks, most):
+            with self._writing:
+                if self._closed:
+                    raise PeerLost(f"the link to {self._peer} is closed")
+                if self._log.is_stopped(fence):
+                    return
+                self._target[target : target + count, layers] = self._source[source : source + count, layers]
+        self._log.end(fence)
+
+    async def finish(self, fence: int) -> PushReport:
+        """Everything is written already. Raises PeerLost if the owner of the pool is gone."""
+        self._require_peer()
+        return self._log.finish(fence)
+
+    async def stop(self, fence: int) -> None:
+        """Waits for the copy under way, at most some MiB."""
+        self._log.stop(fence)
+        with self._writing:
+            pass
+
+    async def close(self) -> None:
+        """Unmaps the pool."""
+        with self._writing:
+            if self._closed:
+                return
+            self._closed = True
+            del self._target
+            os.close(self._fd)
+            _unmap(self._map)
+
+    def _require_peer(self) -> None:
+        if self._closed:
+            raise PeerLost(f"the link to {self._peer} is closed")
+        if _owner_is_gone(self._fd, fcntl.LOCK_SH):
+            raise PeerLost(f"the owner of the shared pool {self._peer} is gone")
+
+
+def _owner_is_gone(fd: int, kind: int) -> bool:
+    try:
+        fcntl.flock(fd, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    fcntl.flock(fd, fcntl.LOCK_UN)
+    return True
+
+
+def _require_space(nbytes: int) -> None:
+    stat = os.statvfs(_DIRECTORY)
+    free = stat.f_bavail * stat.f_frsize
+    if nbytes + _SPARE_BYTES > free:
+        raise ConfigError(
+            f"the KV pool needs {nbytes / 1e6:.0f} MB and {_DIRECTORY} has {free / 1e6:.0f} MB free; "
+            "lower --num-blocks or --kv-memory-fraction, enlarge it (docker run --shm-size=…), "
+            "or use --transport tcp"
+        )
+
+
+def _by_layer(memory: memoryview, layout: KVLayout) -> NDArray[Any]:
+    """The pool as [block, layer, byte]."""
+    flat = np.frombuffer(memory, dtype=np.uint8)
+    whole = flat[: len(flat) // layout.block_bytes * layout.block_bytes]
+    return whole.reshape(-1, layout.num_layers, layout.layer_bytes)
+
+
+def _unmap(mapping: mmap.mmap) -> None:
+    try:
+        mapping.close()
+    except BufferError:
+        return  # a tensor still looks into it; the memory goes when that does

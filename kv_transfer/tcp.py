@@ -1,0 +1,234 @@
+"""`tcp`, the receiving end: bytes go from the socket straight into the pool.
+
+One thread accepts, one serves each connection; neither a model step nor the event loop ever waits for a
+socket. What does not start with the right token is closed and counted, what comes under a fence that is
+not expected is read and thrown away.
+"""
+
+from __future__ import annotations
+
+import hmac
+import logging
+import secrets
+import select
+import socket
+import threading
+from collections.abc import Sequence
+
+import msgspec
+
+from twinpool.errors import ConfigError, ProtocolError, TransferError
+from twinpool.kv_transfer.connector import KVRegion, LocalEnd
+from twinpool.kv_transfer.intake import Intake
+from twinpool.kv_transfer.tcp_wire import (
+    BLOCK,
+    ECHO,
+    FLUSH,
+    FRAME,
+    HELLO,
+    MAGIC,
+    MAX_NAME_BYTES,
+    PUSH,
+    TOKEN_BYTES,
+    TcpAddress,
+    skip,
+)
+
+log = logging.getLogger(__name__)
+
+_HELLO_TIMEOUT_S = 5.0
+_MAX_CONNECTIONS = 1024
+_MAX_VIEWS = 512
+_SCRATCH_BYTES = 256 << 10
+
+
+class _StreamEndedError(TransferError):
+    """The other side closed, or the connection broke."""
+
+
+class _JunkError(ProtocolError):
+    """What came is no part of this protocol."""
+
+
+class TcpReceiver:
+    """Listens on this worker's host, on a port that the system chooses."""
+
+    name = "tcp"
+    one_sided = False
+
+    def __init__(self, region: KVRegion, end: LocalEnd) -> None:
+        """Raises ConfigError if the host cannot be bound."""
+        self._region = region
+        self._intake = Intake(region)
+        self._token = secrets.token_bytes(TOKEN_BYTES)
+        try:
+            self._listener = socket.create_server((end.host, 0), family=_family(end.host), backlog=128)
+        except OSError as exc:
+            raise ConfigError(f"KV transfer by tcp cannot listen on host {end.host!r}: {exc}") from exc
+        self._address = TcpAddress(end.host, self._listener.getsockname()[1], self._token)
+        self._lock = threading.Lock()
+        self._connections: dict[socket.socket, threading.Thread] = {}
+        self._closed = False
+        self.num_junk = 0
+        self._acceptor = threading.Thread(target=self._accept, name="kv-tcp-accept", daemon=True)
+        self._acceptor.start()
+
+    @property
+    def num_dropped(self) -> int:
+        """Pushes that came under a fence that was not expected."""
+        return self._intake.num_dropped
+
+    def address(self) -> bytes:
+        """Host, port and token."""
+        return msgspec.msgpack.encode(self._address)
+
+    def expect(self, fence: int, writer: str, block_ids: Sequence[int]) -> None:
+        """See `Intake.expect`."""
+        self._intake.expect(fence, writer, block_ids)
+
+    async def arrived(self, fence: int) -> None:
+        """See `Intake.arrived`."""
+        await self._intake.arrived(fence)
+
+    async def cancel(self, fence: int) -> None:
+        """What still comes under `fence` is thrown away."""
+        self._intake.drop(fence)
+
+    def forget(self, fence: int) -> None:
+        """Drops the bookkeeping of `fence`."""
+        self._intake.drop(fence)
+
+    async def close(self) -> None:
+        """Closes the port and every connection, and waits for their threads, which end at once."""
+        with self._lock:
+            self._closed = True
+            connections = dict(self._connections)
+        _shut(self._listener)
+        for connection in connections:
+            _shut(connection)
+        for thread in (self._acceptor, *connections.values()):
+            thread.join()
+        self._listener.close()
+        self._intake.drop_all()
+
+    # ── threads ─────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                if self._closed:
+                    return
+                log.exception("accepting a KV connection failed")
+                continue
+            with self._lock:
+                if self._closed or len(self._connections) >= _MAX_CONNECTIONS:
+                    connection.close()
+                    continue
+                thread = threading.Thread(
+                    target=self._serve, args=(connection,), name="kv-tcp-receive", daemon=True
+                )
+                self._connections[connection] = thread
+                thread.start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        try:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            connection.settimeout(_HELLO_TIMEOUT_S)
+            writer = self._read_hello(connection)
+            connection.settimeout(None)
+            while True:
+                self._read_frame(connection, writer)
+        except _StreamEndedError:
+            pass
+        except (_JunkError, TimeoutError) as exc:
+            with self._lock:
+                self.num_junk += 1
+            log.warning("a connection to the KV port was closed: %s", exc)
+        except OSError as exc:
+            log.warning("a KV connection broke: %s", exc)
+        finally:
+            with self._lock:
+                self._connections.pop(connection, None)
+            connection.close()
+
+    def _read_hello(self, connection: socket.socket) -> str:
+        magic, token, length = HELLO.unpack(_read(connection, HELLO.size))
+        if magic != MAGIC or not hmac.compare_digest(token, self._token) or length > MAX_NAME_BYTES:
+            raise _JunkError("it did not start with the token of this receiver")
+        return _read(connection, length).decode(errors="replace")
+
+    def _read_frame(self, connection: socket.socket, writer: str) -> None:
+        kind, fence, first, last, count = FRAME.unpack(_read(connection, FRAME.size))
+        if kind == FLUSH:
+            connection.sendall(ECHO.pack(fence))
+            return
+        layout = self._region.layout
+        if kind != PUSH or not first < last <= layout.num_layers or count > self._region.num_blocks:
+            raise _JunkError(
+                f"{writer} sent a frame that makes no sense: {(kind, fence, first, last, count)}"
+            )
+        block_ids = [block for (block,) in BLOCK.iter_unpack(_read(connection, BLOCK.size * count))]
+        views: list[memoryview] = []
+        for block in block_ids:
+            if block >= self._region.num_blocks:
+                raise _JunkError(f"{writer} names block {block} of a pool of {self._region.num_blocks}")
+            start, length = layout.layer_range(block, first, last)
+            views.append(self._region.memory[start : start + length])
+        self._read_blocks(connection, writer, fence, block_ids, views)
+
+    def _read_blocks(
+        self,
+        connection: socket.socket,
+        writer: str,
+        fence: int,
+        block_ids: Sequence[int],
+        views: list[memoryview],
+    ) -> None:
+        """Fills `views`. The fence is looked up again for every piece, under the lock that its
+        cancellation takes.
+        """
+        left = sum(len(view) for view in views)
+        scratch = memoryview(bytearray(0))
+        readable = select.poll()
+        readable.register(connection, select.POLLIN)
+        index = 0
+        while left:
+            readable.poll()
+            with self._intake.lock:
+                if not scratch and not self._intake.admits(fence, writer, block_ids):
+                    self._intake.num_dropped += 1
+                    scratch = memoryview(bytearray(_SCRATCH_BYTES))
+                into = [scratch[:left]] if scratch else views[index : index + _MAX_VIEWS]
+                try:
+                    num_bytes = connection.recvmsg_into(into, 0, socket.MSG_DONTWAIT)[0]
+                except BlockingIOError:
+                    continue
+                if num_bytes == 0:
+                    raise _StreamEndedError
+                if not scratch:
+                    self._intake.landed(fence, num_bytes)
+            left -= num_bytes
+            if not scratch:
+                index = skip(views, index, num_bytes)
+
+
+def _read(connection: socket.socket, num_bytes: int) -> bytes:
+    parts = bytearray()
+    while len(parts) < num_bytes:
+        if not (part := connection.recv(num_bytes - len(parts))):
+            raise _StreamEndedError
+        parts += part
+    return bytes(parts)
+
+
+def _family(host: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
+
+
+def _shut(sock: socket.socket) -> None:
+    try:
+        sock.shutdown(socket.SHUT_RDWR)
+    except OSError:
+        return  # the other side was faster

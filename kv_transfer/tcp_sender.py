@@ -1,0 +1,253 @@
+"""`tcp`, the sending end: bytes go from the pinned pool straight to the socket; the queue holds only
+block ids.
+
+One thread writes, one reads the echoes and notices at once when the receiver dies.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import select
+import socket
+import threading
+from collections import deque
+
+import msgspec
+
+from twinpool.errors import PeerLost, TransferError, TransportUnavailable
+from twinpool.kv_transfer.connector import BlockRange, KVRegion, LocalEnd, PushReport
+from twinpool.kv_transfer.plan import layer_group
+from twinpool.kv_transfer.pushes import PushLog, until_delivered
+from twinpool.kv_transfer.tcp_wire import BLOCK, ECHO, FLUSH, FRAME, HELLO, MAGIC, PUSH, TcpAddress, skip
+
+log = logging.getLogger(__name__)
+
+_MIN_PUSH_BYTES = 128 << 10
+_CONNECT_TIMEOUT_S = 5.0
+_MAX_VIEWS = 512
+_POLL_MS = 500
+_ZEROS = memoryview(bytes(256 << 10))
+
+_Item = tuple[int, BlockRange | None]
+"""A fence with the ranges to push, or None to flush."""
+
+
+class TcpSender:
+    """A connection to one receiver. Open it with `connect`."""
+
+    name = "tcp"
+
+    def __init__(self, connection: socket.socket, peer: str, region: KVRegion) -> None:
+        self.layer_group = layer_group(region.layout, _MIN_PUSH_BYTES, region.layout.num_layers)
+        self._connection = connection
+        self._peer = peer
+        self._region = region
+        self._loop = asyncio.get_running_loop()
+        self._log = PushLog()
+        self._queue: deque[_Item] = deque()
+        self._wake = threading.Condition()
+        self._reading_source = threading.Lock()
+        self._flushes: dict[int, deque[asyncio.Future[None]]] = {}
+        self._num_sent = 0
+        self._lost: str | None = None
+        self._threads = [
+            threading.Thread(target=self._write, name="kv-tcp-send", daemon=True),
+            threading.Thread(target=self._read_echoes, name="kv-tcp-echo", daemon=True),
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    @classmethod
+    async def connect(cls, address: bytes, region: KVRegion, end: LocalEnd) -> TcpSender:
+        """Connects and says hello.
+
+        Raises:
+            PeerLost: nothing listens at `address`.
+            TransportUnavailable: `address` is none of this transport's.
+        """
+        try:
+            where = msgspec.msgpack.decode(address, type=TcpAddress)
+        except (msgspec.DecodeError, msgspec.ValidationError) as exc:
+            raise TransportUnavailable(f"transport tcp: not an address of a receiver: {exc}") from exc
+        peer = f"{where.host}:{where.port}"
+        name = end.writer.encode()
+        hello = HELLO.pack(MAGIC, where.token, len(name)) + name
+
+        def dial() -> socket.socket:
+            connection = socket.create_connection((where.host, where.port), timeout=_CONNECT_TIMEOUT_S)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            connection.sendall(hello)
+            connection.settimeout(None)
+            return connection
+
+        try:
+            connection = await asyncio.to_thread(dial)
+        except OSError as exc:
+            raise PeerLost(f"no KV receiver answers at {peer}: {exc}") from exc
+        return cls(connection, peer, region)
+
+    def push(self, fence: int, blocks: BlockRange) -> None:
+        """Queues the ranges; their bytes stay where they are until the socket takes them."""
+        num_layers = blocks.last_layer - blocks.first_layer
+        num_bytes = len(blocks.source_blocks) * num_layers * self._region.layout.layer_bytes
+        if self._log.begin(fence, num_bytes):
+            self._enqueue(fence, blocks)
+
+    async def finish(self, fence: int) -> PushReport:
+        """Waits until the receiver has everything."""
+        self._log.begin(fence, 0)  # what the flush takes is transfer time too
+        await until_delivered(self._flush(fence), lambda: self._num_sent, self._peer)
+        self._log.end(fence)
+        return self._log.finish(fence)
+
+    async def stop(self, fence: int) -> None:
+        """Sends nothing more of `fence` and waits until the receiver has read what was on its way.
+
+        A receiver that takes nothing any more loses the link instead.
+        """
+        self._log.stop(fence)
+        with self._reading_source:
+            pass
+        try:
+            await until_delivered(self._flush(fence), lambda: self._num_sent, self._peer)
+        except TransferError as exc:
+            self._lose(str(exc))
+
+    async def close(self) -> None:
+        """Closes the connection; waiting flushes raise PeerLost."""
+        self._lose("the link was closed")
+        for thread in self._threads:
+            thread.join()
+        self._connection.close()
+
+    def _enqueue(self, fence: int, blocks: BlockRange | None) -> None:
+        with self._wake:
+            if self._lost is not None:
+                raise PeerLost(f"the KV link to {self._peer} is lost: {self._lost}")
+            self._queue.append((fence, blocks))
+            self._wake.notify()
+
+    def _flush(self, fence: int) -> asyncio.Future[None]:
+        """Event loop: a future that is done when the receiver is through with all that was pushed before."""
+        delivered: asyncio.Future[None] = self._loop.create_future()
+        self._flushes.setdefault(fence, deque()).append(delivered)
+        try:
+            self._enqueue(fence, None)
+        except PeerLost as exc:
+            self._settle(fence, exc)
+        return delivered
+
+    # ── threads ─────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _write(self) -> None:
+        try:
+            while True:
+                with self._wake:
+                    while not self._queue and self._lost is None:
+                        self._wake.wait()
+                    if self._lost is not None:
+                        return
+                    fence, blocks = self._queue.popleft()
+                if blocks is None:
+                    self._send_all([memoryview(FRAME.pack(FLUSH, fence, 0, 0, 0))], None)
+                elif not self._log.is_stopped(fence):
+                    self._send_blocks(fence, blocks)
+        except OSError as exc:
+            self._lose(str(exc))
+
+    def _send_blocks(self, fence: int, blocks: BlockRange) -> None:
+        layout = self._region.layout
+        first, last = blocks.first_layer, blocks.last_layer
+        head = FRAME.pack(PUSH, fence, first, last, len(blocks.target_blocks))
+        views = [memoryview(head + b"".join(map(BLOCK.pack, blocks.target_blocks)))]
+        for block in blocks.source_blocks:
+            start, length = layout.layer_range(block, first, last)
+            views.append(self._region.memory[start : start + length])
+        self._send_all(views, fence)
+        self._log.end(fence)
+
+    def _send_all(self, views: list[memoryview], fence: int | None) -> None:
+        """Sends `views`, a header and blocks of the source pool.
+
+        If `fence` is stopped meanwhile, a frame that has not begun is left out, one that has is filled up
+        with zeros.
+        """
+        writable = select.poll()
+        writable.register(self._connection, select.POLLOUT)
+        index, has_begun = 0, False
+        while index < len(views):
+            writable.poll(_POLL_MS)
+            if self._lost is not None:
+                raise ConnectionAbortedError(self._lost)
+            with self._reading_source:
+                if fence is not None and self._log.is_stopped(fence):
+                    if not has_begun:
+                        return
+                    rest = sum(map(len, views[max(index, 1) :]))
+                    views = [*views[index:1], *_zeros(rest)]
+                    index, fence = 0, None
+                try:
+                    sent = self._connection.sendmsg(
+                        views[index : index + _MAX_VIEWS], [], socket.MSG_DONTWAIT
+                    )
+                except BlockingIOError:
+                    continue
+            has_begun = True
+            self._num_sent += sent
+            index = skip(views, index, sent)
+
+    def _read_echoes(self) -> None:
+        parts = bytearray()
+        try:
+            while chunk := self._connection.recv(4096):
+                parts += chunk
+                whole = len(parts) - len(parts) % ECHO.size
+                for (fence,) in ECHO.iter_unpack(parts[:whole]):
+                    self._loop.call_soon_threadsafe(self._settle, fence, None)
+                del parts[:whole]
+            self._lose("the receiver closed the connection")
+        except OSError as exc:
+            self._lose(str(exc))
+
+    # ── the end ─────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _lose(self, reason: str) -> None:
+        """Any thread: nothing is sent any more, and whoever waits gets PeerLost."""
+        with self._wake:
+            if self._lost is not None:
+                return
+            self._lost = reason
+            self._queue.clear()
+            self._wake.notify_all()
+        try:
+            self._connection.shutdown(socket.SHUT_RDWR)
+        except OSError as exc:
+            log.debug("the connection to %s was closed already: %s", self._peer, exc)
+        self._loop.call_soon_threadsafe(self._fail_flushes)
+
+    def _fail_flushes(self) -> None:
+        for fence, waiting in self._flushes.items():
+            for _ in range(len(waiting)):
+                self._settle(fence, PeerLost(f"the KV link to {self._peer} is lost: {self._lost}"))
+        self._flushes.clear()
+
+    def _settle(self, fence: int, error: PeerLost | None) -> None:
+        """Event loop: the oldest flush of `fence` is over."""
+        waiting = self._flushes.get(fence)
+        if not waiting:
+            return
+        delivered = waiting.popleft()
+        if not waiting and error is None:
+            del self._flushes[fence]
+        if delivered.done():
+            return
+        if error is None:
+            delivered.set_result(None)
+        else:
+            delivered.set_exception(error)
+
+
+def _zeros(num_bytes: int) -> list[memoryview]:
+    whole, rest = divmod(num_bytes, len(_ZEROS))
+    return [*[_ZEROS] * whole, _ZEROS[:rest]] if rest else [_ZEROS] * whole
