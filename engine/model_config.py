@@ -185,9 +185,14 @@ def _need(raw: Mapping[str, Any], key: str) -> Any:
     return value
 
 
+def _rope_numbers(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+    """`rope_parameters`, or its older name `rope_scaling` (then `rope_theta` stands beside it)."""
+    numbers: Mapping[str, Any] = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
+    return numbers
+
+
 def _rope(raw: Mapping[str, Any]) -> RopeConfig:
-    """Reads `rope_parameters`, or the older pair `rope_theta` and `rope_scaling`."""
-    scaling: Mapping[str, Any] = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
+    scaling = _rope_numbers(raw)
     optional = {key: scaling.get(key) for key in ("attention_factor", "mscale", "mscale_all_dim")}
     original = scaling.get("original_max_position_embeddings") or _find(raw, "max_position_embeddings")
     return RopeConfig(

@@ -163,3 +163,20 @@ def exp(x: Any) -> Any:
     k = min(max(k, np.float32(-127.0)), np.float32(127.0))
     power = float_of_bits(np.int32((np.int32(k) + np.int32(127)) << np.int32(23)))
     return p * power if x > np.float32(-87.0) else np.float32(0.0)
+
+
+@register_jitable
+def log(x: Any) -> Any:
+    """Natural logarithm of the positive, normal float32 `x` within 2 units in the last place; it vectorises.
+
+    x = m·2^k with m in [√½, √2); with s = (m - 1)/(m + 1), ln m = 2s·(1 + s²/3 + s⁴/5 + s⁶/7 + s⁸/9).
+    """
+    bits = np.int32(bits_of_float(x))
+    # 0x3F3504F3 are the bits of √½: the difference carries into the exponent exactly when m would reach √2.
+    k = np.int32(np.int32(bits - np.int32(0x3F3504F3)) >> np.int32(23))
+    m = float_of_bits(np.int32(bits - np.int32(k << np.int32(23))))
+    s = (m - np.float32(1.0)) / (m + np.float32(1.0))
+    square = s * s
+    series = np.float32(1.0 / 7.0) + square * np.float32(1.0 / 9.0)
+    series = np.float32(1.0 / 3.0) + square * (np.float32(0.2) + square * series)
+    return np.float32(k) * np.float32(0.6931472) + (s + s) + (s + s) * square * series

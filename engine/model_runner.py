@@ -1,0 +1,242 @@
+"""Runs steps: packs a batch, runs the model over the paged pool, samples."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from twinpool.config import EngineConfig, require
+from twinpool.engine.batch import SequenceSlice, StepBatch, StepOutput
+from twinpool.engine.kv_memory import PoolSize, free_memory, pool_size
+from twinpool.engine.model_config import ModelConfig
+from twinpool.engine.models import LayerDone, Model
+from twinpool.engine.sampler import choose_tokens
+from twinpool.engine.weights import Weights, fingerprint, weight_files
+from twinpool.errors import ConfigError
+from twinpool.kernels.paged_attention import PagedBatch
+from twinpool.layout import Dtype, KVLayout
+from twinpool.request import RequestKey, SamplingParams
+
+Allocate = Callable[[int], memoryview]
+_WARM_UP_TOKENS = 24
+
+
+class ModelRunner:
+    """One worker's model and KV pool.
+
+    `memory` is the pool as bytes, `kv` the same memory as [block, layer, k|v, kv_head, slot, head_dim]. On a GPU the pool
+    is on the device and `memory` is empty. Steps run one at a time, on any thread.
+    """
+
+    def __init__(
+        self, model: Model, model_config: ModelConfig, layout: KVLayout, size: PoolSize, kv: torch.Tensor,
+        memory: memoryview, max_model_len: int, model_fingerprint: str,
+    ) -> None:  # fmt: skip
+        """Use `ModelRunner.load`."""
+        self._model = model
+        self.model_config = model_config
+        self.layout = layout
+        self.size = size
+        self.num_blocks = size.num_blocks
+        self.kv = kv
+        self.memory = memory
+        self.max_model_len = max_model_len
+        self.dtype = layout.dtype
+        self.device = kv.device
+        self.fingerprint = model_fingerprint
+
+    @classmethod
+    def load(cls, config: EngineConfig, allocate: Allocate) -> ModelRunner:
+        """Reads the model and lays out the pool in what `allocate(num_bytes)` gives: zeroed, writable memory.
+
+        Raises:
+            ModelError: the model cannot be read or run.
+            ConfigError: a setting does not fit the model or this machine.
+        """
+        directory = Path(config.model_dir)
+        model_config = ModelConfig.from_dir(directory)
+        device = resolve_device(config.device)
+        dtype = resolve_dtype(config.dtype, device)
+        longest = model_config.max_positions
+        max_model_len = longest if config.max_model_len is None else config.max_model_len
+        require(
+            "--max-model-len",
+            max_model_len,
+            1 <= max_model_len <= longest,
+            f"1 to {longest}, the model's context",
+        )
+        free_bytes = free_memory(device)
+        layout = model_config.kv_layout(config.block_size, dtype)
+        stored_bytes = sum(path.stat().st_size for path in weight_files(directory))
+        weight_bytes = stored_bytes * dtype.num_bytes // model_config.dtype.num_bytes
+        size = pool_size(config, layout, max_model_len, free_bytes, weight_bytes)
+        model = _load_model(model_config, directory, max_model_len, layout, device)
+        kv, memory = _lay_out(layout, size.num_blocks, device, allocate)
+        name = fingerprint(model_config, directory)
+        return cls(model, model_config, layout, size, kv, memory, max_model_len, name)
+
+    @torch.inference_mode()
+    def run(self, batch: StepBatch, on_layer_done: LayerDone | None = None) -> StepOutput:
+        """Runs one step. KV goes to the pool in place; `on_layer_done(layer)` is called on this thread as soon as that
+        layer's KV of all the batch's tokens is there."""
+        start = time.perf_counter()
+        sampled = [(i, piece) for i, piece in enumerate(batch.slices) if piece.sampling is not None]
+        ends = np.cumsum([len(piece.token_ids) for piece in batch.slices])
+        rows = ends[[i for i, _ in sampled]] - 1 if sampled else np.empty(0, np.int64)
+        hidden = self._forward(batch.slices, rows, on_layer_done)
+        token_ids: dict[RequestKey, int] = {}
+        if sampled:
+            pieces = [piece for _, piece in sampled]
+            chosen = choose_tokens(self._model.logits(hidden), pieces)
+            token_ids = {piece.key: token for piece, token in zip(pieces, chosen, strict=True)}
+        elif self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        return StepOutput(token_ids, time.perf_counter() - start)
+
+    @torch.inference_mode()
+    def logits(self, batch: StepBatch) -> torch.Tensor:
+        """Runs the step without sampling: float32 [tokens, vocab], for every token of the batch."""
+        rows = np.arange(batch.num_tokens, dtype=np.int64)
+        return self._model.logits(self._forward(batch.slices, rows, None))
+
+    def warm_up(self) -> None:
+        """Compiles, or loads the compiled kernels, by running a small prefill and steps of every kind after it.
+
+        Writes to the first blocks: call it before the pool is used.
+        """
+        length = min(_WARM_UP_TOKENS, self.max_model_len - 2)
+        blocks = list(range(self.layout.num_blocks(length + 2)))
+        key = RequestKey("warm-up", 0)
+        for temperature, top_k in ((0.0, 0), (1.0, 0), (1.0, 2)):
+            sampling = SamplingParams(max_tokens=1, seed=0, temperature=temperature, top_k=top_k)
+            for token_ids, start in (([0] * length, 0), ([0], length), ([0] * 2, length)):
+                self.run(StepBatch((SequenceSlice(key, token_ids, start, blocks, sampling),)))
+
+    def _forward(
+        self, slices: Sequence[SequenceSlice], rows: np.ndarray[tuple[int], np.dtype[np.int64]],
+        on_layer_done: LayerDone | None,
+    ) -> torch.Tensor:  # fmt: skip
+        token_ids, batch = pack(slices, self.layout.block_size, self.device)
+        layer_done = on_layer_done or _ignore
+        if on_layer_done is not None and self.device.type == "cuda":
+            layer_done = _after_kernels(on_layer_done, self.device)
+        return self._model.forward(
+            token_ids, batch, self.kv, torch.from_numpy(rows).to(self.device), layer_done
+        )
+
+
+def pack(
+    slices: Sequence[SequenceSlice], block_size: int, device: torch.device
+) -> tuple[torch.Tensor, PagedBatch]:
+    """The slices one after the other: token ids, int64 [tokens], and where their KV is."""
+    counts = np.fromiter((len(piece.token_ids) for piece in slices), np.int64, len(slices))
+    starts = np.fromiter((piece.start for piece in slices), np.int64, len(slices))
+    query_starts = np.concatenate((np.zeros(1, np.int64), np.cumsum(counts)))
+    token_ids = np.concatenate([np.asarray(piece.token_ids, np.int64) for piece in slices])
+    positions = np.arange(len(token_ids), dtype=np.int64) + np.repeat(starts - query_starts[:-1], counts)
+    tables = [np.asarray(piece.block_table, np.int64) for piece in slices]
+    table_starts = np.concatenate((np.zeros(1, np.int64), np.cumsum([len(table) for table in tables])))
+    block_tables = np.concatenate(tables)
+    blocks = block_tables[np.repeat(table_starts[:-1], counts) + positions // block_size]
+    slots = blocks * block_size + positions % block_size
+    return torch.from_numpy(token_ids).to(device), PagedBatch(
+        query_starts=query_starts,
+        ends=starts + counts,
+        block_tables=block_tables,
+        table_starts=table_starts,
+        slots=torch.from_numpy(slots).to(device),
+        positions=torch.from_numpy(positions).to(device),
+    )
+
+
+def resolve_device(name: str) -> torch.device:
+    """The device that "auto" means here, or the named one.
+
+    Raises:
+        ConfigError: it is no device, or not on this machine.
+    """
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError as exc:
+        raise ConfigError(f"--device is {name!r}; allowed: auto, cpu, cuda, cuda:N") from exc
+    found = device.type == "cpu" or (
+        device.type == "cuda"
+        and torch.cuda.is_available()
+        and (device.index or 0) < torch.cuda.device_count()
+    )
+    require(
+        "--device", name, found, f"auto, cpu, or one of the {torch.cuda.device_count()} CUDA devices found"
+    )
+    return device
+
+
+def resolve_dtype(name: str, device: torch.device) -> Dtype:
+    """The element type that "auto" means on `device`, or the named one.
+
+    Raises:
+        ConfigError: the device does not compute in it.
+    """
+    if name == "auto":
+        return Dtype.BFLOAT16 if device.type == "cuda" or _cpu_has_bfloat16() else Dtype.FLOAT32
+    dtype = Dtype(name)
+    supported = device.type == "cuda" or dtype is not Dtype.FLOAT16
+    require("--dtype", name, supported, "auto, float32, bfloat16 on a CPU")
+    return dtype
+
+
+def _cpu_has_bfloat16() -> bool:
+    """Whether this CPU multiplies bfloat16 natively (x86: AVX512-BF16 or AMX; Arm: the bf16 extension)."""
+    try:
+        words = Path("/proc/cpuinfo").read_text(encoding="utf-8").split()
+    except OSError:
+        return bool(torch.cpu._is_avx512_bf16_supported())
+    return not {"avx512_bf16", "amx_bf16", "bf16"}.isdisjoint(words)
+
+
+def _load_model(
+    config: ModelConfig, directory: Path, max_model_len: int, layout: KVLayout, device: torch.device
+) -> Model:
+    dtype: torch.dtype = getattr(torch, layout.dtype.value)
+    if config.family is None:
+        from twinpool.engine.models.foreign import (
+            ForeignModel,
+        )  # imports transformers: seconds, and only for these
+
+        return ForeignModel(config, directory, max_model_len, dtype, device)
+    from twinpool.engine.models.decoder import Decoder
+
+    with torch.inference_mode(), Weights(directory, dtype, device) as weights:
+        return Decoder(config, weights, max_model_len, device)
+
+
+def _lay_out(
+    layout: KVLayout, num_blocks: int, device: torch.device, allocate: Allocate
+) -> tuple[torch.Tensor, memoryview]:
+    shape = (num_blocks, layout.num_layers, 2, layout.num_kv_heads, layout.block_size, layout.head_dim)
+    dtype: torch.dtype = getattr(torch, layout.dtype.value)
+    if device.type == "cuda":
+        return torch.zeros(shape, dtype=dtype, device=device), memoryview(b"")
+    num_bytes = num_blocks * layout.block_bytes
+    memory = allocate(num_bytes)
+    if memory.nbytes < num_bytes or memory.readonly:
+        raise ConfigError(f"the KV pool needs {num_bytes} writable bytes; {memory.nbytes} were given")
+    memory = memory.cast("B")[:num_bytes]
+    return torch.frombuffer(memory, dtype=dtype).view(shape), memory
+
+
+def _ignore(_layer: int) -> None:
+    pass
+
+
+def _after_kernels(on_layer_done: LayerDone, device: torch.device) -> LayerDone:
+    def layer_done(layer: int) -> None:
+        torch.cuda.current_stream(device).synchronize()
+        on_layer_done(layer)
+
+    return layer_done
