@@ -15,9 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from twinpool.config import Role
-
-EXIT_CONFIG = 2
-"""Exit status of a worker whose settings are wrong: starting it again cannot help."""
+from twinpool.worker.process import EXIT_CONFIG
 
 RESTARTS_ALLOWED = 5
 RESTART_WINDOW_S = 120.0

@@ -86,7 +86,9 @@ class Channel:
     def __enter__(self) -> Channel:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
+    ) -> None:
         self.close()
 
 
@@ -107,7 +109,9 @@ class RouterChannel(Channel):
             self._closed = True
             self._socket.close()
             self._context.term()
-            raise ConfigError(f"control address {bind!r} cannot be bound: {exc}; choose another or a free port") from exc
+            raise ConfigError(
+                f"control address {bind!r} cannot be bound: {exc}; choose another or a free port"
+            ) from exc
         self.endpoint: str = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
         self._listen()
 
@@ -138,7 +142,9 @@ class DealerChannel(Channel):
             self._closed = True
             self._socket.close()
             self._context.term()
-            raise ConfigError(f"{connect!r} is not an address to connect to ({exc}); like tcp://10.0.0.1:7000") from exc
+            raise ConfigError(
+                f"{connect!r} is not an address to connect to ({exc}); like tcp://10.0.0.1:7000"
+            ) from exc
         self._listen()
 
     def send(self, message: Message) -> None:

@@ -62,7 +62,9 @@ class EngineConfig:
     def __post_init__(self) -> None:
         require("--dtype", self.dtype, self.dtype in ("auto", "float32", "bfloat16", "float16"),
                 "auto, float32, bfloat16, float16")  # fmt: skip
-        require("--block-size", self.block_size, self.block_size in (8, 16, 32, 64, 128), "8, 16, 32, 64, 128")
+        require(
+            "--block-size", self.block_size, self.block_size in (8, 16, 32, 64, 128), "8, 16, 32, 64, 128"
+        )
         require("--num-blocks", self.num_blocks, self.num_blocks is None or self.num_blocks >= 2, "2 or more")
         require("--kv-memory-fraction", self.kv_memory_fraction, 0 < self.kv_memory_fraction <= 0.95,
                 "above 0, at most 0.95")  # fmt: skip
@@ -172,7 +174,9 @@ class PoolPlan:
 
     def __post_init__(self) -> None:
         split, mixed = self.prefill + self.decode, self.colocated
-        require("--colocated", self.colocated, not (split and mixed), "0 together with --prefill and --decode")
+        require(
+            "--colocated", self.colocated, not (split and mixed), "0 together with --prefill and --decode"
+        )
         require("--prefill and --decode", (self.prefill, self.decode),
                 mixed > 0 or (self.prefill > 0 and self.decode > 0), "1 or more of both, or --colocated K")  # fmt: skip
 

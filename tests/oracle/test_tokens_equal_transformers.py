@@ -27,7 +27,9 @@ def expected(model_dir: Path) -> list[Expected]:
     return greedy(model_dir, prompts(model_dir), NUM_TOKENS)
 
 
-def answers(server: Server, wanted: Sequence[Expected], at_once: int, num_tokens: int = NUM_TOKENS) -> list[list[int]]:
+def answers(
+    server: Server, wanted: Sequence[Expected], at_once: int, num_tokens: int = NUM_TOKENS
+) -> list[list[int]]:
     """The server's greedy tokens for each prompt, `at_once` requests at a time."""
 
     def ask(want: Expected) -> list[int]:
@@ -46,7 +48,9 @@ def answers(server: Server, wanted: Sequence[Expected], at_once: int, num_tokens
 def assert_nearly_all_compared(comparison: Comparison, wanted: Sequence[Expected]) -> None:
     """Near ties may hide a fault: at least 9 of 10 tokens must really have been compared."""
     total = sum(len(want.token_ids) for want in wanted)
-    print(f"compared {comparison.num_compared} of {total} tokens, {comparison.num_near_ties} answers end at a near tie")
+    print(
+        f"compared {comparison.num_compared} of {total} tokens, {comparison.num_near_ties} answers end at a near tie"
+    )
     assert comparison.num_compared >= 0.9 * total
 
 

@@ -32,7 +32,14 @@ def add_worker_flags(parser: argparse.ArgumentParser) -> list[argparse.Action]:
     add(engine, "--dtype", EngineConfig, "dtype",
         help="auto, float32, bfloat16 or float16 (auto: bfloat16 where the processor has it natively, else float32)")  # fmt: skip
     add(engine, "--device", EngineConfig, "device", help="auto, cpu, cuda or cuda:N")
-    add(engine, "--block-size", EngineConfig, "block_size", type=int, help="token slots per KV block (default 16)")
+    add(
+        engine,
+        "--block-size",
+        EngineConfig,
+        "block_size",
+        type=int,
+        help="token slots per KV block (default 16)",
+    )
     add(engine, "--num-blocks", EngineConfig, "num_blocks", type=int,
         help="KV blocks per worker (default: what --kv-memory-fraction of the free memory holds)")  # fmt: skip
     add(engine, "--kv-memory-fraction", EngineConfig, "kv_memory_fraction", type=float, metavar="F",
@@ -76,6 +83,24 @@ def forwarded(args: argparse.Namespace, actions: Sequence[argparse.Action]) -> t
     return tuple(arguments)
 
 
+def engine_config(
+    args: argparse.Namespace, model_dir: str, threads: int, cores: tuple[int, ...], workers_on_host: int
+) -> EngineConfig:
+    """The engine flags as a checked value."""
+    return EngineConfig(
+        model_dir=model_dir,
+        dtype=args.dtype,
+        device=args.device,
+        block_size=args.block_size,
+        num_blocks=args.num_blocks,
+        kv_memory_fraction=args.kv_memory_fraction,
+        workers_on_host=workers_on_host,
+        max_model_len=args.max_model_len,
+        threads=threads,
+        cpu_cores=cores,
+    )
+
+
 def scheduler_config(args: argparse.Namespace) -> SchedulerConfig:
     """The scheduling flags as a checked value."""
     return SchedulerConfig(
@@ -93,4 +118,6 @@ def parse_cores(text: str) -> tuple[int, ...]:
     try:
         return tuple(int(part) for part in text.split(",") if part)
     except ValueError as exc:
-        raise ConfigError(f"--cores is {text!r}; allowed: core numbers separated by commas, like 0,1") from exc
+        raise ConfigError(
+            f"--cores is {text!r}; allowed: core numbers separated by commas, like 0,1"
+        ) from exc

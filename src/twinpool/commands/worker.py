@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import argparse
 import os
+from typing import TYPE_CHECKING
 
-from twinpool.commands.flags import add_worker_flags, parse_cores, scheduler_config
-from twinpool.config import EngineConfig, LinkConfig, Role, TransferConfig, WorkerConfig
+from twinpool.commands.flags import add_worker_flags, engine_config, parse_cores, scheduler_config
+from twinpool.config import LinkConfig, Role, TransferConfig, WorkerConfig
+
+if TYPE_CHECKING:
+    from twinpool.worker.main import CoreFactory
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
@@ -22,10 +26,14 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
                         help="the coordinator's control address, like tcp://10.0.0.1:7000")  # fmt: skip
     parser.add_argument("--model-dir", required=True, metavar="DIR",
                         help="directory with config.json and safetensors (`twinpool serve` prints the one it serves)")  # fmt: skip
-    parser.add_argument("--id", help="name of the worker, unique in its server (default: role and process id)")
+    parser.add_argument(
+        "--id", help="name of the worker, unique in its server (default: role and process id)"
+    )
     parser.add_argument("--threads", type=int, default=1, help="CPU threads of the model (default 1)")
     parser.add_argument("--cores", default="", help="CPU cores to stay on, like 0,1 (default: any)")
-    parser.add_argument("--deployment", default="local", help="name of the server that this worker belongs to")
+    parser.add_argument(
+        "--deployment", default="local", help="name of the server that this worker belongs to"
+    )
     parser.add_argument("--workers-on-host", type=int, default=1, metavar="N",
                         help="workers that share this host's memory (default 1)")  # fmt: skip
     parser.add_argument("--lifeline-fd", type=int, help=argparse.SUPPRESS)
@@ -39,17 +47,8 @@ def run(args: argparse.Namespace) -> int:
     config = WorkerConfig(
         role=args.role,
         link=LinkConfig(coordinator=args.connect, worker_id=worker_id, lifeline_fd=args.lifeline_fd),
-        engine=EngineConfig(
-            model_dir=args.model_dir,
-            dtype=args.dtype,
-            device=args.device,
-            block_size=args.block_size,
-            num_blocks=args.num_blocks,
-            kv_memory_fraction=args.kv_memory_fraction,
-            workers_on_host=args.workers_on_host,
-            max_model_len=args.max_model_len,
-            threads=args.threads,
-            cpu_cores=parse_cores(args.cores),
+        engine=engine_config(
+            args, args.model_dir, args.threads, parse_cores(args.cores), workers_on_host=args.workers_on_host
         ),
         scheduler=scheduler_config(args),
         transfer=TransferConfig(
@@ -57,6 +56,27 @@ def run(args: argparse.Namespace) -> int:
         ),
         strict=args.strict,
     )
-    from twinpool.worker.main import run_worker  # imports torch
+    from twinpool.worker.main import (
+        run_worker,
+    )  # imports torch: not before the settings are known to be right
 
-    return run_worker(config)
+    return run_worker(config, _core_factory(config))
+
+
+def _core_factory(config: WorkerConfig) -> CoreFactory:
+    scheduler = config.scheduler
+    match config.role:
+        case Role.PREFILL:
+            from twinpool.prefill_pool.core import PrefillCore
+
+            return lambda blocks, layout, fingerprint, _: PrefillCore(blocks, layout, fingerprint, scheduler)
+        case Role.DECODE:
+            from twinpool.decode_pool.core import DecodeCore
+
+            return lambda blocks, layout, fingerprint, incarnation: DecodeCore(
+                blocks, layout, fingerprint, scheduler, incarnation
+            )
+        case Role.COLOCATED:
+            from twinpool.colocated_pool.core import ColocatedCore
+
+            return lambda blocks, layout, _, __: ColocatedCore(blocks, layout, scheduler)

@@ -1,4 +1,4 @@
-"""The pipe that tells a worker that the process which started it is gone."""
+"""What a worker process and whoever started it agree on: exit statuses, and the pipe that ties their lives."""
 
 from __future__ import annotations
 
@@ -6,10 +6,14 @@ import os
 import threading
 from collections.abc import Callable
 
+EXIT_FAILED = 1
+EXIT_CONFIG = 2
+"""A setting is wrong; starting the same worker again cannot help."""
 EXIT_ORPHANED = 4
+"""The process that started the worker is gone."""
 
 
-def watch(fd: int, on_cut: Callable[[], None], grace_s: float = 3.0) -> None:
+def watch_lifeline(fd: int, on_cut: Callable[[], None], grace_s: float = 3.0) -> None:
     """Calls `on_cut` (on a thread of its own) once the other end of the pipe `fd` is closed.
 
     If the process still lives `grace_s` later, whatever it hangs in, it exits at once with `EXIT_ORPHANED`.

@@ -1,0 +1,131 @@
+"""Everything of one server on this host: model files, coordinator, HTTP endpoint, workers, signals."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import sys
+import uuid
+from collections.abc import Coroutine, Sequence
+from dataclasses import replace
+
+import uvloop
+
+from twinpool.config import CoordinatorConfig
+from twinpool.coordinator.api import create_app
+from twinpool.coordinator.http_server import serve_http
+from twinpool.coordinator.launch import Launcher, WorkerSpec
+from twinpool.coordinator.server import Coordinator
+from twinpool.engine.model_files import ResolvedModel, resolve
+from twinpool.engine.tokenizer import Tokenizer
+from twinpool.errors import ConfigError, TwinpoolError
+from twinpool.kv_transfer.shm import sweep
+
+log = logging.getLogger(__name__)
+
+HTTP_STOP_S = 2.0
+LEAVE_S = 5.0
+POLL_S = 0.02
+
+
+def serve(config: CoordinatorConfig, model: str | None, workers: Sequence[WorkerSpec]) -> int:
+    """Serves `model` on `workers` until SIGTERM or Ctrl-C; returns the exit status.
+
+    The first signal drains: nothing new is admitted, `drain_s` seconds are left to what runs. A second one stops at once.
+
+    Raises:
+        ModelError, ConfigError: it cannot start; the message says what to change.
+    """
+    logging.basicConfig(
+        level=logging.INFO, stream=sys.stderr, format="%(asctime)s coordinator %(levelname)s %(message)s"
+    )
+    resolved = resolve(model)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as loop:
+        return loop.run(_Site(config, resolved, workers).run())
+
+
+class _Site:
+    """The parts of a running server, and the order in which they start and stop."""
+
+    def __init__(
+        self, config: CoordinatorConfig, model: ResolvedModel, workers: Sequence[WorkerSpec]
+    ) -> None:
+        self._config = config
+        self._model = model
+        self._deployment = uuid.uuid4().hex[:12]
+        shared = (f"--model-dir={model.path}", f"--deployment={self._deployment}")
+        self._workers = [replace(spec, arguments=(*shared, *spec.arguments)) for spec in workers]
+        self._stop_asked = asyncio.Event()
+        self._hurry = asyncio.Event()
+        self._is_ready = False
+        self._failure: TwinpoolError | None = None
+
+    async def run(self) -> int:
+        """Starts everything, waits for the end, stops everything."""
+        loop = asyncio.get_running_loop()
+        tokenizer = Tokenizer.from_dir(self._model.path)
+        coordinator = Coordinator(self._config, tokenizer.eos_token_ids)
+        name = self._config.served_model_name or self._model.name
+        http = await serve_http(
+            create_app(coordinator, tokenizer, name), self._config.host, self._config.port
+        )
+        await coordinator.start()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_signal, number.name)
+        launcher = Launcher(coordinator.endpoint, coordinator.worker_exited, self._on_given_up)
+        launcher.start(self._workers)
+        log.info("%s from %s; workers connect to %s", name, self._model.path, coordinator.endpoint)
+        try:
+            await self._until_ready(coordinator)
+            if self._is_ready:
+                log.info("ready: http://%s:%d/v1", self._config.host, http.port)
+            await self._stop_asked.wait()
+        finally:
+            await self._unless_hurried(coordinator.drain_and_stop())
+            await http.stop(HTTP_STOP_S)
+            await launcher.stop(0.0 if self._hurry.is_set() else LEAVE_S)
+            sweep(self._deployment)
+        if self._failure is not None:
+            raise self._failure
+        return 0
+
+    async def _until_ready(self, coordinator: Coordinator) -> None:
+        """Returns when every pool can execute, or when the server is to stop."""
+        deadline = coordinator.now() + self._config.start_timeout_s
+        while not self._stop_asked.is_set():
+            self._is_ready, missing = coordinator.ready()
+            if self._is_ready:
+                return
+            if coordinator.now() > deadline:
+                limit = f"{self._config.start_timeout_s:.0f} s"
+                self._fail(
+                    TwinpoolError(f"not ready within {limit}: {missing}; the workers' lines above say more")
+                )
+            await asyncio.sleep(POLL_S)
+
+    async def _unless_hurried(self, draining: Coroutine[None, None, None]) -> None:
+        tasks = {asyncio.create_task(draining), asyncio.create_task(self._hurry.wait())}
+        done, pending = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in pending:
+            task.cancel()
+        await asyncio.gather(*pending, return_exceptions=True)
+        for task in done:
+            task.result()
+
+    def _on_signal(self, name: str) -> None:
+        if self._stop_asked.is_set():
+            log.warning("%s again: stopping at once", name)
+            self._hurry.set()
+        else:
+            log.info("%s: draining for at most %g s (again: stop at once)", name, self._config.drain_s)
+            self._stop_asked.set()
+
+    def _on_given_up(self, worker_id: str, reason: str) -> None:
+        log.error("%s is not started again: %s; its lines above say why", worker_id, reason)
+        if not self._is_ready:
+            self._fail(ConfigError(f"{worker_id} cannot start ({reason}); its lines above say why"))
+
+    def _fail(self, error: TwinpoolError) -> None:
+        self._failure = self._failure or error
+        self._stop_asked.set()

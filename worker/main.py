@@ -1,0 +1,180 @@
+"""A worker process from its start to its exit status."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import mmap
+import os
+import platform
+import signal
+import sys
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+
+import setproctitle
+import torch
+import uvloop
+
+from twinpool.config import Role, TransportName, WorkerConfig
+from twinpool.engine.model_runner import ModelRunner
+from twinpool.errors import ConfigError, InvariantViolation, ModelError, TwinpoolError
+from twinpool.kv_transfer import transports
+from twinpool.kv_transfer.connector import KVRegion, LocalEnd
+from twinpool.kv_transfer.probe import probe_blocks
+from twinpool.kv_transfer.shm import SharedPool
+from twinpool.layout import KVLayout
+from twinpool.messages import Register
+from twinpool.worker.links import LinkSettings, LocalPool
+from twinpool.worker.process import EXIT_CONFIG, EXIT_FAILED, watch_lifeline
+from twinpool.worker.shell import CountingCore, WorkerDenied, WorkerParts, WorkerShell
+
+log = logging.getLogger(__name__)
+
+CoreFactory = Callable[[int, KVLayout, str, str], CountingCore]
+"""(num_blocks, layout, fingerprint, incarnation) → the core of the worker's role."""
+
+
+def run_worker(config: WorkerConfig, make_core: CoreFactory) -> int:
+    """Runs a worker in this process until it is told to stop; returns the exit status."""
+    worker_id = config.link.worker_id
+    setproctitle.setproctitle(f"twinpool worker --role {config.role} --id {worker_id}")
+    logging.basicConfig(
+        level=logging.INFO, stream=sys.stderr, format=f"%(asctime)s {worker_id} %(levelname)s %(message)s"
+    )
+    try:
+        _bind_threads(config)
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as loop:
+            return loop.run(_run(config, make_core))
+    except (ConfigError, ModelError, WorkerDenied) as exc:
+        log.error("%s", exc)
+        return EXIT_CONFIG
+    except InvariantViolation:
+        log.exception("a bug in Twinpool; please report it")
+        return EXIT_FAILED
+    except TwinpoolError as exc:
+        log.error("%s", exc)
+        return EXIT_FAILED
+
+
+def _bind_threads(config: WorkerConfig) -> None:
+    if config.engine.cpu_cores and hasattr(os, "sched_setaffinity"):
+        try:
+            os.sched_setaffinity(0, config.engine.cpu_cores)
+        except OSError as exc:
+            cores = ",".join(map(str, config.engine.cpu_cores))
+            raise ConfigError(f"--cores is {cores}; this process may not run there: {exc}") from exc
+    torch.set_num_threads(config.engine.threads)
+
+
+async def _run(config: WorkerConfig, make_core: CoreFactory) -> int:
+    loop = asyncio.get_running_loop()
+    shell: WorkerShell | None = None
+    asked_to_stop: list[str] = []
+
+    def stop(reason: str) -> None:
+        asked_to_stop.append(reason)
+        if shell is not None:
+            shell.stop(reason)
+
+    if config.link.lifeline_fd is not None:
+        fd = config.link.lifeline_fd
+        watch_lifeline(fd, lambda: loop.call_soon_threadsafe(stop, "the coordinator is gone"))
+    loop.add_signal_handler(signal.SIGTERM, stop, "SIGTERM")
+    loop.add_signal_handler(signal.SIGINT, stop, "Ctrl-C")
+
+    end = LocalEnd(
+        config.link.worker_id, uuid.uuid4().hex[:12], config.transfer.deployment, config.transfer.host
+    )
+    shared: list[SharedPool] = []
+
+    def allocate(num_bytes: int) -> memoryview:
+        if _wants_shared_memory(config):
+            shared.append(SharedPool(num_bytes, end))
+            return shared[0].memory
+        return memoryview(mmap.mmap(-1, num_bytes))
+
+    try:
+        runner = await asyncio.to_thread(ModelRunner.load, config.engine, allocate)
+        await asyncio.to_thread(runner.warm_up)
+        if not asked_to_stop:
+            shell = WorkerShell(_parts(config, make_core, runner, end, shared[0] if shared else None))
+            log.info("stopped: %s", await shell.run())
+        return 0
+    finally:
+        for pool in shared:
+            pool.close()
+
+
+def _wants_shared_memory(config: WorkerConfig) -> bool:
+    if config.role is not Role.DECODE or config.transfer.transport not in (
+        TransportName.AUTO,
+        TransportName.SHM,
+    ):
+        return False
+    missing = transports.available()[TransportName.SHM]
+    if missing and config.transfer.transport is TransportName.SHM:
+        raise ConfigError(f"--transport is shm; {missing}")
+    return missing is None
+
+
+def _parts(
+    config: WorkerConfig,
+    make_core: CoreFactory,
+    runner: ModelRunner,
+    end: LocalEnd,
+    shared: SharedPool | None,
+) -> WorkerParts:
+    is_split = config.role is not Role.COLOCATED
+    num_probe = probe_blocks(runner.layout, runner.num_blocks) if is_split else 0
+    num_blocks = runner.num_blocks - num_probe
+    _announce(config, runner, num_blocks)
+    usable = tuple(name for name, missing in transports.available().items() if missing is None)
+    if shared is None and config.role is Role.DECODE:
+        usable = tuple(name for name in usable if name is not TransportName.SHM)
+    return WorkerParts(
+        core=make_core(num_blocks, runner.layout, runner.fingerprint, end.incarnation),
+        runner=runner,
+        pool=LocalPool(
+            region=KVRegion(runner.memory, runner.layout, runner.num_blocks),
+            shared=shared,
+            probe_blocks=tuple(range(num_blocks, runner.num_blocks)),
+            fingerprint=runner.fingerprint,
+        ),
+        register=Register(
+            worker_id=end.worker_id,
+            incarnation=end.incarnation,
+            role=config.role,
+            pid=os.getpid(),
+            host=_machine(),
+            endpoint="",
+            fingerprint=runner.fingerprint,
+            layout=runner.layout,
+            num_blocks=num_blocks,
+            max_model_len=runner.max_model_len,
+            max_num_seqs=config.scheduler.max_num_seqs,
+            transports=usable,
+        ),
+        link=config.link,
+        settings=LinkSettings(end, _machine(), config.transfer.transport, usable, config.transfer.faults),
+        peer_bind=f"tcp://{config.transfer.host}:*",
+    )
+
+
+def _announce(config: WorkerConfig, runner: ModelRunner, num_blocks: int) -> None:
+    layout = runner.layout
+    num_tokens = num_blocks * layout.block_size
+    log.info(
+        "%s, %d thread(s)%s; KV pool %.2f GiB: %d blocks of %d tokens = %d tokens, %.1f sequences of %d",
+        runner.dtype, config.engine.threads,
+        f" on core(s) {','.join(map(str, config.engine.cpu_cores))}" if config.engine.cpu_cores else "",
+        num_blocks * layout.block_bytes / 2**30, num_blocks, layout.block_size, num_tokens,
+        num_tokens / runner.max_model_len, runner.max_model_len,
+    )  # fmt: skip
+
+
+def _machine() -> str:
+    """Tells this machine (its running kernel) from others: two workers share memory only if this is equal."""
+    boot_id = Path("/proc/sys/kernel/random/boot_id")
+    return boot_id.read_text().strip() if boot_id.exists() else platform.node()

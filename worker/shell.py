@@ -1,0 +1,301 @@
+"""Carries out what a role's core says: messages, model steps, transfers, time. Decides nothing about requests."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import msgspec
+
+from twinpool.channel import DealerChannel
+from twinpool.config import LinkConfig, Role
+from twinpool.errors import (
+    InvariantViolation,
+    LayoutMismatch,
+    PeerLost,
+    ProtocolError,
+    TransferError,
+    TwinpoolError,
+)
+from twinpool.kv_transfer.connector import KVSender
+from twinpool.messages import (
+    Denied,
+    Heartbeat,
+    Left,
+    LinkFailed,
+    LinkReady,
+    Message,
+    PeerInfo,
+    Peers,
+    Register,
+    Stop,
+    Welcome,
+)
+from twinpool.metrics import Counters, WorkerMetric
+from twinpool.worker.core import (
+    Command,
+    Event,
+    FromCoordinator,
+    FromPeer,
+    PeerGone,
+    PeerLinked,
+    PushFailed,
+    RoleCore,
+    SendCoordinator,
+    SendPeer,
+    StepDone,
+    StepPlan,
+    Tick,
+)
+from twinpool.worker.links import IncomingLinks, LinkSettings, LocalPool, OutgoingLink
+from twinpool.worker.step_thread import Runner, StepThread
+from twinpool.worker.transfers import Transfers
+
+log = logging.getLogger(__name__)
+
+TICK_S = 0.05
+REGISTER_AGAIN_S = 2.0
+
+
+class CountingCore(RoleCore, Protocol):
+    """A role core whose counters the shell adds to for what only the shell sees."""
+
+    counters: Counters
+
+
+class WorkerDenied(TwinpoolError):
+    """The coordinator does not let this worker in."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerParts:
+    """What a worker is made of. `register` is its offer to the coordinator; the shell fills in the endpoint."""
+
+    core: CountingCore
+    runner: Runner
+    pool: LocalPool
+    register: Register
+    link: LinkConfig
+    settings: LinkSettings
+    peer_bind: str
+
+
+class WorkerShell:
+    """One worker on the running event loop."""
+
+    def __init__(self, parts: WorkerParts) -> None:
+        self._core = parts.core
+        self._pool = parts.pool
+        self._link = parts.link
+        self._settings = parts.settings
+        self._loop = asyncio.get_running_loop()
+        self._ended: asyncio.Future[str] = self._loop.create_future()
+        self._welcomed = False
+        self._stepping = False
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._peers: dict[tuple[str, str], PeerInfo] = {}
+        self._outgoing: dict[str, OutgoingLink] = {}
+        self._senders: dict[str, KVSender] = {}
+        self._probing = asyncio.Lock()
+        role = parts.register.role
+        self._incoming: IncomingLinks | None = None
+        if role is Role.DECODE:
+            self._incoming = IncomingLinks(
+                parts.peer_bind, parts.pool, parts.settings, self._linked, self._from_peer, self._junk
+            )
+        self._opens_links = role is Role.PREFILL
+        endpoint = self._incoming.endpoint if self._incoming else ""
+        self._register = msgspec.structs.replace(parts.register, endpoint=endpoint)
+        self._steps = StepThread(parts.runner, parts.pool.region.layout.num_layers, self._senders)
+        self._transfers = Transfers(
+            parts.pool, self._steps, self._senders, self._incoming, self._handle, self._spawn
+        )
+        self._coordinator = DealerChannel(
+            parts.link.coordinator, parts.settings.end.writer, self._from_coordinator, self._junk
+        )
+
+    def stop(self, reason: str) -> None:
+        """Ends `run` soon. Call it on the event loop; calling it twice is fine."""
+        if not self._ended.done():
+            self._ended.set_result(reason)
+
+    async def run(self) -> str:
+        """Works until told to stop; returns why it did.
+
+        Raises:
+            WorkerDenied: the coordinator refused; the message says why.
+            InvariantViolation: a rule of the core was broken. The process must end: its state is not to be trusted,
+                and the coordinator resumes elsewhere what it held.
+        """
+        for timer in (self._keep_registered(), self._tick(), self._beat()):
+            self._spawn(timer)
+        try:
+            reason = await self._ended
+            self._tell_coordinator(Left(reason))
+            return reason
+        finally:
+            await self._close()
+
+    async def _close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.to_thread(self._steps.close)
+        for link in self._outgoing.values():
+            await link.close()
+        if self._incoming is not None:
+            await self._incoming.close()
+        self._coordinator.close()
+
+    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = self._loop.create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._task_done)
+        return task
+
+    def _task_done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (exc := task.exception()) is not None:
+            self._fail(exc)
+
+    def _fail(self, exc: BaseException) -> None:
+        if not self._ended.done():
+            self._ended.set_exception(exc)
+
+    # ── time ──────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def _keep_registered(self) -> None:
+        while not self._welcomed:
+            self._tell_coordinator(self._register)
+            await asyncio.sleep(REGISTER_AGAIN_S)
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_S)
+            self._handle(Tick())
+
+    async def _beat(self) -> None:
+        while True:
+            await asyncio.sleep(self._link.heartbeat_s)
+            if self._welcomed:
+                self._tell_coordinator(Heartbeat(self._core.stats()))
+
+    # ── the core ──────────────────────────────────────────────────────────────────────────────────────────
+
+    def _handle(self, event: Event) -> None:
+        if self._ended.done():
+            return
+        try:
+            for command in self._core.handle(event, self._loop.time()):
+                self._carry_out(command)
+            self._start_step()
+        except InvariantViolation as exc:
+            self._core.counters.add(WorkerMetric.INVARIANT_VIOLATIONS)
+            self._fail(exc)
+
+    def _carry_out(self, command: Command) -> None:
+        match command:
+            case SendCoordinator(message):
+                self._tell_coordinator(message)
+            case SendPeer(worker_id, incarnation, message):
+                self._tell_peer(worker_id, incarnation, message)
+            case _:
+                self._transfers.carry_out(command)
+
+    def _start_step(self) -> None:
+        if not self._stepping and (plan := self._core.next_step(self._loop.time())) is not None:
+            self._stepping = True
+            self._spawn(self._run_step(plan))
+
+    async def _run_step(self, plan: StepPlan) -> None:
+        result = await self._steps.step(plan)
+        for fence, reason in result.failed.items():
+            self._handle(PushFailed(fence, reason))
+        self._stepping = False
+        self._handle(StepDone(plan, result.output))
+
+    # ── messages ──────────────────────────────────────────────────────────────────────────────────────────
+
+    def _from_coordinator(self, _: str, message: Message) -> None:
+        match message:
+            case Welcome():
+                self._welcomed = True
+            case Denied(reason):
+                self._fail(WorkerDenied(reason))
+            case Stop():
+                self.stop("the coordinator said so")
+            case Peers(peers):
+                self._update_peers(peers)
+            case _:
+                self._handle(FromCoordinator(message))
+
+    def _from_peer(self, worker_id: str, incarnation: str, message: Message) -> None:
+        self._handle(FromPeer(worker_id, incarnation, message))
+
+    def _junk(self, identity: str, error: ProtocolError) -> None:
+        self._core.counters.add(WorkerMetric.JUNK_MESSAGES)
+        log.warning("from %s: %s", identity or "the coordinator", error)
+
+    def _tell_coordinator(self, message: Message) -> None:
+        try:
+            self._coordinator.send(message)
+        except PeerLost as exc:
+            self.stop(f"the coordinator takes no messages: {exc}")
+
+    def _tell_peer(self, worker_id: str, incarnation: str, message: Message) -> None:
+        try:
+            if self._incoming is not None:
+                self._incoming.send(worker_id, incarnation, message)
+            elif (link := self._outgoing.get(worker_id)) and link.peer.incarnation == incarnation:
+                link.send(message)
+        except PeerLost as exc:
+            log.info("%s not told to %s: %s", type(message).__name__, worker_id, exc)
+
+    # ── links ─────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _linked(self, worker_id: str, incarnation: str, transport: str) -> None:
+        self._handle(PeerLinked(worker_id, incarnation, transport))
+
+    def _update_peers(self, peers: tuple[PeerInfo, ...]) -> None:
+        current = {(peer.worker_id, peer.incarnation): peer for peer in peers}
+        gone = self._peers.keys() - current.keys()
+        new = [peer for name, peer in current.items() if name not in self._peers]
+        self._peers = current
+        for worker_id, incarnation in gone:
+            self._drop_link(worker_id, incarnation)
+            self._handle(PeerGone(worker_id, incarnation))
+        if self._opens_links:
+            for peer in new:
+                self._spawn(self._open_link(peer))
+
+    def _drop_link(self, worker_id: str, incarnation: str) -> None:
+        if self._incoming is not None:
+            self._incoming.forget(worker_id, incarnation)
+        elif (link := self._outgoing.get(worker_id)) and link.peer.incarnation == incarnation:
+            del self._outgoing[worker_id]
+            self._senders.pop(worker_id, None)
+            self._spawn(link.close())
+
+    async def _open_link(self, peer: PeerInfo) -> None:
+        link = OutgoingLink(peer, self._pool, self._settings, self._from_peer, self._junk)
+        self._outgoing[peer.worker_id] = link
+        try:
+            result = await link.open(self._probing)
+        except (LayoutMismatch, TransferError) as exc:
+            log.error("no link to %s: %s", peer.worker_id, exc)
+            self._tell_coordinator(LinkFailed(peer.worker_id, peer.incarnation, str(exc)))
+            return
+        if self._outgoing.get(peer.worker_id) is not link:
+            return
+        self._senders[peer.worker_id] = link.sender
+        self._linked(peer.worker_id, peer.incarnation, link.sender.name)
+        log.info(
+            "KV to %s by %s: %.1f GB/s (probe of %d bytes)",
+            peer.worker_id, link.sender.name, result.gb_per_s, result.num_bytes,
+        )  # fmt: skip
+        self._tell_coordinator(
+            LinkReady(peer.worker_id, peer.incarnation, link.sender.name, result.gb_per_s, result.num_bytes)
+        )
