@@ -1,0 +1,372 @@
+"""The contract of `kv_transfer/connector.py`, over every transport, between real processes.
+
+The receiver lives in the test's process, senders in processes of their own (`transport_peer.py`); `loopback`, which
+has no other process, runs both ends here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import json
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from twinpool.config import TransportName
+from twinpool.errors import ConfigError, DigestMismatch, PeerLost, TransferError, TransportUnavailable
+from twinpool.kv_transfer import probe, pushes, shm, transports
+from twinpool.kv_transfer.connector import BlockRange, KVReceiver, KVRegion, KVSender, LocalEnd
+from twinpool.kv_transfer.manifest import check_digests, digests
+
+SCRIPT = Path(__file__).with_name("transport_peer.py")
+SOURCES = Path(__file__).parents[2] / "src"
+DEADLINE_S = 30.0
+UNTOUCHED = 0xA5
+
+pytestmark = pytest.mark.timeout(2 * DEADLINE_S)
+
+
+def _load_peer() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("transport_peer", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+peer_module = _load_peer()
+LAYOUT, NUM_BLOCKS = peer_module.LAYOUT, peer_module.NUM_BLOCKS
+LAYERS = LAYOUT.num_layers
+
+
+class RemotePeer:
+    """A peer process. Calling a command raises PeerLost or AssertionError for the errors it answers with."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self.process = process
+
+    @classmethod
+    async def start(cls, transport: str, worker_id: str) -> RemotePeer:
+        return cls(
+            await asyncio.create_subprocess_exec(
+                sys.executable, str(SCRIPT), transport, worker_id,
+                stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
+                env={**os.environ, "PYTHONPATH": str(SOURCES), "OMP_NUM_THREADS": "1"},
+            )
+        )  # fmt: skip
+
+    async def call(self, name: str, **arguments: Any) -> Any:
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(json.dumps([name, arguments]).encode() + b"\n")
+        async with asyncio.timeout(DEADLINE_S):
+            answer = json.loads(await self.process.stdout.readline())
+        if error := answer.get("error"):
+            raise PeerLost(error) if error.startswith("PeerLost") else AssertionError(error)
+        return answer["value"]
+
+    async def kill(self) -> None:
+        if self.process.returncode is None:
+            self.process.send_signal(signal.SIGKILL)
+        await self.process.communicate()
+
+
+class LocalPeer:
+    """The same commands in this process, for loopback."""
+
+    def __init__(self, transport: str, worker_id: str) -> None:
+        self.peer = peer_module.Peer(transport, worker_id)
+
+    async def call(self, name: str, **arguments: Any) -> Any:
+        return await getattr(self.peer, name)(**arguments)
+
+    async def kill(self) -> None:
+        await self.peer.close()
+
+
+AnyPeer = RemotePeer | LocalPeer
+
+
+class Desk:
+    """A receiver in this process, and the peers that write to it."""
+
+    def __init__(self, name: str) -> None:
+        self.name = TransportName(name)
+        self.end = LocalEnd("decode-0", "a1", deployment=f"test{os.getpid()}")
+        self.shared = shm.SharedPool(NUM_BLOCKS * LAYOUT.block_bytes, self.end) if name == "shm" else None
+        memory = self.shared.memory if self.shared else memoryview(bytearray(NUM_BLOCKS * LAYOUT.block_bytes))
+        self.region = KVRegion(memory, LAYOUT, NUM_BLOCKS)
+        self.blocks = np.frombuffer(memory, dtype=np.uint8).reshape(NUM_BLOCKS, -1)
+        self.blocks[:] = UNTOUCHED
+        self.receiver: KVReceiver
+        self.peers: list[AnyPeer] = []
+        self.writers: dict[int, str] = {}
+
+    async def sender(self, seed: int = 1, faults: str = "") -> AnyPeer:
+        """A connected peer whose pool is filled after `seed`."""
+        worker_id = f"prefill-{len(self.peers)}"
+        peer: AnyPeer
+        if self.name is TransportName.LOOPBACK:
+            peer = LocalPeer(self.name, worker_id)
+        else:
+            peer = await RemotePeer.start(self.name, worker_id)
+        self.peers.append(peer)
+        address = self.receiver.address().hex()
+        self.writers[id(peer)] = await peer.call("connect", address=address, seed=seed, faults=faults)
+        return peer
+
+    def expect(self, fence: int, peer: AnyPeer, blocks: Sequence[int]) -> None:
+        self.receiver.expect(fence, self.writers[id(peer)], blocks)
+
+    async def transfer(self, fence: int, peer: AnyPeer, source: Sequence[int], target: Sequence[int]) -> None:
+        """A whole transfer that must go well."""
+        self.expect(fence, peer, target)
+        await peer.call("push", fence=fence, source=source, target=target, first=0, last=LAYERS)
+        assert await peer.call("finish", fence=fence) == len(source) * LAYOUT.block_bytes
+        async with asyncio.timeout(DEADLINE_S):
+            await self.receiver.arrived(fence)
+        self.receiver.forget(fence)
+        assert await peer.call("digests", blocks=source) == list(digests(self.region, target))
+
+    async def close(self) -> None:
+        for peer in self.peers:
+            await peer.kill()
+        await self.receiver.close()
+        if self.shared is not None:
+            del self.blocks, self.region
+            self.shared.close()
+
+
+def require(name: str) -> None:
+    if (reason := transports.available()[TransportName(name)]) is not None:
+        pytest.skip(f"{name} is not usable here: {reason}")
+
+
+@pytest.fixture(params=["shm", "tcp", "ucx", "loopback"])
+async def desk(request: pytest.FixtureRequest) -> AsyncIterator[Desk]:
+    require(request.param)
+    desk = Desk(request.param)
+    desk.receiver = await transports.receiver(desk.name, desk.region, desk.end, desk.shared)
+    yield desk
+    await desk.close()
+
+
+def is_closed_by_peer(connection: socket.socket) -> bool:
+    try:
+        return connection.recv(1) == b""
+    except ConnectionResetError:
+        return True
+
+
+def scattered(seed: int, count: int) -> list[int]:
+    return [int(i) for i in np.random.default_rng(seed).permutation(NUM_BLOCKS)[:count]]
+
+
+async def test_random_blocks_arrive_whole_and_no_other_block_is_touched(desk: Desk) -> None:
+    peer = await desk.sender()
+    target = scattered(2, 9)
+    await desk.transfer(1, peer, scattered(1, 9), target)
+    others = [block for block in range(NUM_BLOCKS) if block not in target]
+    assert (desk.blocks[others] == UNTOUCHED).all()
+
+
+async def test_layers_are_pushed_while_later_layers_are_computed(desk: Desk) -> None:
+    peer = await desk.sender()
+    source, target = [3, 4, 5, 9], [8, 2, 3, 4]
+    desk.expect(1, peer, target)
+    await peer.call("prefill", fence=1, source=source, target=target, seed=7)
+    await peer.call("finish", fence=1)
+    await desk.receiver.arrived(1)
+    assert await peer.call("digests", blocks=source) == list(digests(desk.region, target))
+
+
+async def test_arrival_is_not_reported_before_the_last_layer_is_there(desk: Desk) -> None:
+    if desk.name is TransportName.SHM:
+        pytest.skip("shm writes without the receiver's doing: there the seal tells of arrival")
+    peer = await desk.sender()
+    half = LAYERS - LAYERS % 8
+    desk.expect(1, peer, [0, 1])
+    waiting = asyncio.create_task(desk.receiver.arrived(1))
+    await peer.call("push", fence=1, source=[4, 5], target=[0, 1], first=0, last=half)
+    await peer.call("finish", fence=1)
+    assert not waiting.done()
+    await peer.call("push", fence=1, source=[4, 5], target=[0, 1], first=half, last=LAYERS)
+    await peer.call("finish", fence=1)
+    await waiting
+
+
+async def test_a_stopped_fence_writes_nothing_any_more(desk: Desk) -> None:
+    peer = await desk.sender()
+    desk.expect(1, peer, [0, 1, 2])
+    await peer.call("push", fence=1, source=[0, 1, 2], target=[0, 1, 2], first=0, last=8)
+    await asyncio.gather(desk.receiver.cancel(1), peer.call("stop", fence=1))
+    desk.blocks[:] = UNTOUCHED
+    await peer.call("push", fence=1, source=[0, 1, 2], target=[0, 1, 2], first=8, last=LAYERS)
+    await desk.transfer(2, peer, [5], [5])  # what had been on its way before this is through
+    assert (np.delete(desk.blocks, 5, axis=0) == UNTOUCHED).all()
+
+
+async def test_a_fence_that_only_the_receiver_cancelled_writes_nothing_where_that_can_be_had(
+    desk: Desk,
+) -> None:
+    if desk.name is TransportName.SHM:
+        pytest.skip("a mapped pool cannot be guarded: quarantine does that")
+    peer = await desk.sender()
+    desk.expect(1, peer, [0, 1, 2])
+    await desk.receiver.cancel(1)
+    await peer.call("push", fence=1, source=[0, 1, 2], target=[0, 1, 2], first=0, last=LAYERS)
+    await peer.call("finish", fence=1)
+    assert (desk.blocks == UNTOUCHED).all()
+    assert desk.receiver.num_dropped > 0  # type: ignore[attr-defined]  # every receiver but shm's has it
+    with pytest.raises(TransferError):
+        await desk.receiver.arrived(1)
+
+
+async def test_blocks_of_a_transfer_cancelled_half_way_serve_the_next_fence(desk: Desk) -> None:
+    peer = await desk.sender()
+    blocks = list(range(8))
+    desk.expect(1, peer, blocks)
+    await peer.call("push", fence=1, source=blocks, target=blocks, first=0, last=8)
+    await asyncio.gather(desk.receiver.cancel(1), peer.call("stop", fence=1))
+    with pytest.raises(TransferError):
+        await desk.receiver.arrived(1)
+    await desk.transfer(2, peer, [20, 3, 19, 7, 18, 4, 17, 2], blocks)
+
+
+async def test_two_senders_write_at_the_same_time(desk: Desk) -> None:
+    one, other = await desk.sender(seed=1), await desk.sender(seed=2)
+    await asyncio.gather(
+        desk.transfer(1, one, list(range(8)), list(range(0, 16, 2))),
+        desk.transfer(2, other, list(range(8)), list(range(1, 16, 2))),
+    )
+
+
+async def test_a_sender_killed_half_way_leaves_the_receiver_able_to_serve_the_next(desk: Desk) -> None:
+    victim = await desk.sender(seed=1)
+    blocks = list(range(NUM_BLOCKS))
+    desk.expect(1, victim, blocks)
+    await victim.call("push", fence=1, source=blocks, target=blocks, first=0, last=8)
+    await victim.kill()
+    await desk.receiver.cancel(1)
+    heir = await desk.sender(seed=2)
+    await desk.transfer(2, heir, blocks, blocks)
+
+
+async def test_a_hundred_transfers_leave_nothing_behind(desk: Desk) -> None:
+    peer = await desk.sender()
+    await desk.transfer(1, peer, [0], [0])
+    before = os.listdir("/proc/self/fd"), threading.active_count(), sorted(os.listdir("/dev/shm"))
+    for fence in range(2, 102):
+        await desk.transfer(fence, peer, [fence % NUM_BLOCKS, 3], [5, fence % 5])
+    after = os.listdir("/proc/self/fd"), threading.active_count(), sorted(os.listdir("/dev/shm"))
+    assert (len(after[0]), *after[1:]) == (len(before[0]), *before[1:])
+    for fence in range(1, 102):
+        with pytest.raises(TransferError):
+            await desk.receiver.arrived(fence)
+
+
+async def test_a_flipped_byte_is_found_by_the_digest(desk: Desk) -> None:
+    peer = await desk.sender(faults="corrupt=1,seed=3")
+    desk.expect(1, peer, [1, 2])
+    await peer.call("push", fence=1, source=[6, 7], target=[1, 2], first=0, last=LAYERS)
+    assert await peer.call("finish", fence=1) == 2 * LAYOUT.block_bytes
+    await desk.receiver.arrived(1)
+    with pytest.raises(DigestMismatch, match="1 of 2 KV blocks"):
+        check_digests(desk.region, [1, 2], await peer.call("digests", blocks=[6, 7]))
+
+
+async def test_the_probe_measures_and_verifies(desk: Desk) -> None:
+    pool = KVRegion(memoryview(bytearray(NUM_BLOCKS * LAYOUT.block_bytes)), LAYOUT, NUM_BLOCKS)
+    end = LocalEnd("prefill-0", "b2")
+    sender = await transports.sender(desk.name, desk.receiver.address(), pool, end)
+    blocks = list(range(probe.probe_blocks(LAYOUT, NUM_BLOCKS)))
+    fence = probe.FIRST_PROBE_FENCE
+    desk.receiver.expect(fence, end.writer, blocks)
+    result = await probe.send_probe(sender, pool, fence, blocks, blocks, DEADLINE_S)
+    await probe.check_probe(desk.receiver, desk.region, fence, blocks, result.digests, DEADLINE_S)
+    desk.receiver.forget(fence)
+    assert result.num_bytes == len(blocks) * LAYOUT.block_bytes
+    assert result.gb_per_s > 0
+    await sender.close()
+
+
+@pytest.mark.parametrize("name", ["shm", "tcp", "ucx"])
+async def test_a_killed_receiver_is_noticed_in_bounded_time(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    require(name)
+    monkeypatch.setattr(pushes, "STALL_S", 1.0)
+    peer = await RemotePeer.start(name, "decode-0")
+    region = KVRegion(memoryview(bytearray(NUM_BLOCKS * LAYOUT.block_bytes)), LAYOUT, NUM_BLOCKS)
+    end = LocalEnd("prefill-0", "b2")
+    blocks = list(range(NUM_BLOCKS))
+    async with asyncio.timeout(DEADLINE_S):
+        address = bytes.fromhex(await peer.call("listen"))
+        sender: KVSender = await transports.sender(TransportName(name), address, region, end)
+        await peer.call("expect", fence=1, writer=end.writer, blocks=blocks)
+        sender.push(1, BlockRange(blocks, blocks, 0, 8))
+        await sender.finish(1)
+        await peer.kill()
+
+        async def go_on() -> None:
+            sender.push(1, BlockRange(blocks, blocks, 8, LAYERS))
+            await sender.finish(1)
+
+        with pytest.raises(PeerLost):
+            await go_on()
+        await sender.stop(1)
+        with pytest.raises(PeerLost):
+            sender.push(2, BlockRange(blocks, blocks, 0, 8))
+        await sender.close()
+    shm.sweep(f"test{os.getpid()}")
+
+
+@pytest.mark.parametrize("desk", ["tcp"], indirect=True)
+async def test_strangers_on_the_tcp_port_are_turned_away_and_counted(desk: Desk) -> None:
+    host, port, _ = msgspec.msgpack.decode(desk.receiver.address()).values()
+    for junk in (b"GET / HTTP/1.1\r\n" + b"x" * 64, b"\0" * 26):
+        with socket.create_connection((host, port), timeout=DEADLINE_S) as stranger:
+            stranger.sendall(junk)
+            assert await asyncio.to_thread(is_closed_by_peer, stranger)
+    assert desk.receiver.num_junk == 2  # type: ignore[attr-defined]  # only tcp's has it
+    await desk.transfer(1, await desk.sender(), [1], [2])
+
+
+async def test_a_pool_whose_owner_was_killed_is_swept_and_a_living_one_is_not() -> None:
+    require("shm")
+    deployment = f"test{os.getpid()}"
+    living = shm.SharedPool(1 << 16, LocalEnd("decode-1", "c3", deployment))
+    dead = await RemotePeer.start("shm", "decode-0")
+    await dead.call("listen")
+    await dead.kill()
+    assert len(shm.sweep(deployment)) == 1
+    assert living.path.exists()
+    living.close()
+    assert not living.path.exists()
+
+
+async def test_a_pool_that_does_not_fit_is_refused_with_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    require("shm")
+    docker = os.statvfs_result((4096, 4096, 16384, 16384, 16384, 0, 0, 0, 0, 255))
+    monkeypatch.setattr(os, "statvfs", lambda _: docker)
+    with pytest.raises(ConfigError, match=r"100 MB .* 67 MB free"):
+        shm.SharedPool(100_000_000, LocalEnd("decode-0", "a1", "test"))
+
+
+async def test_an_address_of_another_transport_is_refused() -> None:
+    region = KVRegion(memoryview(bytearray(LAYOUT.block_bytes)), LAYOUT, 1)
+    for name in (TransportName.SHM, TransportName.TCP):
+        with pytest.raises(TransportUnavailable, match="address"):
+            await transports.sender(name, b"nonsense", region, LocalEnd("prefill-0", "b2"))
