@@ -134,10 +134,8 @@ class Launcher:
             status = await process.wait()
             reason = f"exit status {status}" if status >= 0 else f"killed by {signal.Signals(-status).name}"
             self._on_exit(running.spec.worker_id, process.pid, reason)
-            if self._stopping:
-                return
             recent = [t for t in running.starts if clock() - t < RESTART_WINDOW_S]
-            if status == EXIT_CONFIG or len(recent) > RESTARTS_ALLOWED:
+            if not self._stopping and (status == EXIT_CONFIG or len(recent) > RESTARTS_ALLOWED):
                 self._on_given_up(running.spec.worker_id, reason)
                 return
             backoff_s = FIRST_BACKOFF_S if len(recent) == 1 else min(backoff_s * 2, 10.0)

@@ -11,11 +11,13 @@ import socket
 import subprocess
 import sys
 import time
+from typing import Any
 
 import httpx
 
 QUESTION = "What is the capital of France, and what is it known for? Answer in two sentences."
 START_LIMIT_S = 120.0
+BAR = 32
 
 
 def free_port() -> int:
@@ -63,14 +65,47 @@ def ask(client: httpx.Client, question: str) -> str:
         return response.headers["x-request-id"]
 
 
-def print_timeline(timeline: dict[str, object]) -> None:
-    print(json.dumps(timeline, indent=2))
+def print_timeline(timeline: dict[str, Any]) -> None:
+    """The request's stages as bars on one time axis, and what its KV transfer moved."""
+    stages = timeline["stages_s"]
+    prefill, transfer = timeline["prefill"], timeline["transfer"]
+    attempt = timeline["attempts"][-1]
+    notes = {
+        "prefill": f"{prefill['num_computed_tokens']} of {timeline['num_prompt_tokens']} prompt tokens computed, "
+        f"on {attempt['prefill_worker']}",
+        "decode": f"{timeline['num_output_tokens']} tokens, all but the first on {attempt['decode_worker']}",
+    }
+    if transfer:
+        notes["transfer"] = (
+            f"{transfer['num_bytes'] / 1e6:.2f} MB by {transfer['transport']} at {transfer['gb_per_s']:.1f} GB/s, "
+            f"{transfer['num_blocks_sent']} blocks sent, {transfer['num_blocks_cached']} already there"
+        )
+    shown = [name for name in ("queue", "prefill", "transfer", "decode") if name in stages]
+    total = sum(stages[name] for name in shown)
+    print(f"\nrequest {timeline['request_id']}: first token after {timeline['ttft_s'] * 1000:.0f} ms")
+    before = 0.0
+    for name in shown:
+        start, length = (round(BAR * part / total) for part in (before, stages[name]))
+        bar = " " * start + "█" * max(1, length)
+        print(f"  {name:<9}{stages[name] * 1000:9.1f} ms  {bar:<{BAR + 1}}  {notes.get(name, '')}")
+        before += stages[name]
 
 
 def main() -> None:
     question = " ".join(sys.argv[1:]) or QUESTION
     port = free_port()
-    command = [sys.executable, "-m", "twinpool", "serve", "--prefill", "1", "--decode", "1", "--port", str(port)]
+    command = [
+        sys.executable,
+        "-m",
+        "twinpool",
+        "serve",
+        "--prefill",
+        "1",
+        "--decode",
+        "1",
+        "--port",
+        str(port),
+    ]
     started = time.monotonic()
     server = subprocess.Popen(command)
     try:

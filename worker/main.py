@@ -78,9 +78,11 @@ async def _run(config: WorkerConfig, make_core: CoreFactory) -> int:
         if shell is not None:
             shell.stop(reason)
 
+    def orphaned() -> None:
+        loop.call_soon_threadsafe(stop, "the coordinator is gone")
+
     if config.link.lifeline_fd is not None:
-        fd = config.link.lifeline_fd
-        watch_lifeline(fd, lambda: loop.call_soon_threadsafe(stop, "the coordinator is gone"))
+        watch_lifeline(config.link.lifeline_fd, orphaned)
     loop.add_signal_handler(signal.SIGTERM, stop, "SIGTERM")
     loop.add_signal_handler(signal.SIGINT, stop, "Ctrl-C")
 
