@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import tokenizers
-from tokenizers.processors import TemplateProcessing
 
 from twinpool.engine import convert
 from twinpool.engine.chat_template import ChatTemplate
@@ -68,7 +67,6 @@ class Tokenizer:
         backend.no_padding()
         settings = _read_json(source / "tokenizer_config.json")
         special_tokens = _special_tokens(_read_json(source / "special_tokens_map.json") | settings)
-        _add_bos_eos(backend, settings, special_tokens)
         template = _template_source(source, settings)
         eos_token_ids = ModelConfig.from_dir(directory).eos_token_ids
         if (
@@ -142,23 +140,6 @@ def _special_tokens(settings: Mapping[str, Any]) -> dict[str, str]:
     values = {name: settings.get(name) for name in _SPECIAL_TOKENS}
     texts = {name: value["content"] if isinstance(value, dict) else value for name, value in values.items()}
     return {name: text for name, text in texts.items() if isinstance(text, str)}
-
-
-def _add_bos_eos(
-    backend: tokenizers.Tokenizer, settings: Mapping[str, Any], special_tokens: Mapping[str, str]
-) -> None:
-    """`add_bos_token` and `add_eos_token` of tokenizer_config.json, where given, overrule tokenizer.json."""
-    if "add_bos_token" not in settings and "add_eos_token" not in settings:
-        return
-    around: dict[str, str] = {}
-    for name in ("bos_token", "eos_token"):
-        if settings.get(f"add_{name}") and name in special_tokens:
-            around[name] = special_tokens[name]
-    template = [around.get("bos_token"), "$A", around.get("eos_token")]
-    backend.post_processor = TemplateProcessing(
-        single=[piece for piece in template if piece],
-        special_tokens=[(token, backend.token_to_id(token)) for token in around.values()],
-    )
 
 
 def _template_source(directory: Path, settings: Mapping[str, Any]) -> str | None:

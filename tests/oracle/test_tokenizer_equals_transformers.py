@@ -41,14 +41,18 @@ CHATS: tuple[list[dict[str, Any]], ...] = (
 )
 
 TEMPLATES = {
-    "block trimming": "{% for m in messages %}\n  {% if true %}\n{{ m.role }}: {{ m.content }}\n  {% endif %}\n{% endfor %}",
+    "block trimming": "{% for m in messages %}\n  {% if true %}\n{{ m.role }}: {{ m.content }}\n  {% endif %}\n"
+    "{% endfor %}",
     "tojson": "{{ messages | tojson }}|{{ messages | tojson(indent=2) }}|{{ tools | tojson }}",
-    "loop controls": "{% for m in messages %}{% if loop.index > 1 %}{% break %}{% endif %}{{ m.content }}{% endfor %}",
+    "loop controls": "{% for m in messages %}"
+    "{% if loop.index > 1 %}{% break %}{% endif %}{{ m.content }}{% endfor %}",
     "generation tag": "{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}",
     "special tokens": "{{ bos_token }}{{ eos_token }}{{ pad_token is defined }}{{ sep_token is defined }}",
-    "namespace": "{% set ns = namespace(n=0) %}{% for m in messages %}{% set ns.n = ns.n + 1 %}{% endfor %}{{ ns.n }}",
+    "namespace": "{% set ns = namespace(n=0) %}"
+    "{% for m in messages %}{% set ns.n = ns.n + 1 %}{% endfor %}{{ ns.n }}",
     "null fields": "{% for m in messages %}{{ 'name' in m }}{{ m.get('tool_calls', 'none') }}{% endfor %}",
-    "extra variables": "{{ enable_thinking }}{{ add_generation_prompt }}{{ tools is none }}{{ documents is none }}",
+    "extra variables": "{{ enable_thinking }}"
+    "{{ add_generation_prompt }}{{ tools is none }}{{ documents is none }}",
     "date": "{{ strftime_now('%Y') }}",
     "reasoning": "{% for m in messages %}{{ m.reasoning_content }}{{ m.thinking }}{% endfor %}",
 }
@@ -116,7 +120,7 @@ def test_template_language(model_dir: Path, tmp_path: Path, name: str) -> None:
 
 @pytest.mark.parametrize("add_bos", [True, False])
 @pytest.mark.parametrize("add_eos", [True, False])
-def test_bos_and_eos_as_tokenizer_config_says(
+def test_bos_and_eos_are_those_of_tokenizer_json_whatever_the_settings_say(
     model_dir: Path, tmp_path: Path, add_bos: bool, add_eos: bool
 ) -> None:
     directory = with_settings(model_dir, tmp_path / "m", add_bos_token=add_bos, add_eos_token=add_eos)

@@ -70,7 +70,7 @@ _NAMES = {
 
 
 def write_tiny_llama(model: TinyLlama, file: Path) -> None:
-    """Writes `model` in float32, the rows of q and k interleaved as GGUF wants them for its rotary embedding."""
+    """Writes `model` in float32, the rows of q and k interleaved as GGUF's rotary embedding wants them."""
     writer = gguf.GGUFWriter(str(file), "llama")
     writer.add_name("tiny")
     writer.add_context_length(64)

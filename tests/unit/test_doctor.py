@@ -1,0 +1,92 @@
+"""What `twinpool doctor` makes of a machine's facts, and that it can collect them here."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from twinpool.commands.doctor import KNOWN_MODELS, examine, what_fits
+from twinpool.commands.machine import Gpu, Machine
+from twinpool.layout import Dtype
+
+GIB = 1 << 30
+PLAIN = Machine(
+    system="Linux x86_64",
+    python="3.11.0",
+    packages={"torch": "2.13.0+cpu"},
+    cpu="a processor",
+    usable_cores=2,
+    native_bf16=True,
+    memory_bytes=24 * GIB,
+    usable_memory_bytes=20 * GIB,
+    memory_limit_bytes=None,
+    shm_free_bytes=12 * GIB,
+    gpus=(),
+    ucx_transports=("cuda_ipc", "posix", "tcp"),
+    ucx_problem=None,
+)
+LACKS = {
+    "software": replace(PLAIN, packages={}),
+    "processor": replace(PLAIN, usable_cores=1),
+    "memory": replace(PLAIN, usable_memory_bytes=GIB, memory_limit_bytes=GIB),
+    "shared memory": replace(PLAIN, shm_free_bytes=64 << 20),
+    "devices": PLAIN,
+    "ucx": replace(PLAIN, ucx_transports=(), ucx_problem="the package ucxx is not installed"),
+}
+
+
+@pytest.mark.parametrize("topic", LACKS)
+def test_each_lack_comes_with_advice(topic: str) -> None:
+    assert {f.topic for f in examine(LACKS[topic]) if f.advice is not None} == {topic, "devices"}
+
+
+def test_a_machine_with_a_gpu_lacks_nothing() -> None:
+    machine = replace(PLAIN, gpus=(Gpu("a device", 80 * GIB, 79 * GIB, "9.0"),), native_bf16=False)
+    assert [f for f in examine(machine) if f.advice is not None] == []
+    assert any("a device (79 GiB of 80 GiB free" in f.words for f in examine(machine))
+
+
+def test_what_fits_counts_program_weights_and_one_full_sequence() -> None:
+    """Llama 3.1 8B: 16.06 GB of bfloat16 weights, 128 KiB × 131,072 tokens = 16 GiB of KV."""
+    fits = {(fit.model, fit.dtype): fit for fit in what_fits(PLAIN)}
+    eight = fits["Llama-3.1-8B", "bfloat16"]
+    assert (eight.weight_bytes, eight.sequence_bytes) == (16_060_522_496, 16 * GIB)
+    assert eight.worker_bytes == eight.weight_bytes + eight.sequence_bytes + GIB // 2
+    assert eight.num_workers == 0
+    assert eight.context_tokens == (20 * GIB - GIB // 2 - 16_060_522_496) // (128 << 10)
+    assert fits["SmolLM2-135M-Instruct", "float32"].num_workers > 2
+    assert fits["Llama-3.1-70B", "bfloat16"].context_tokens == 0
+
+
+def test_each_gpu_holds_its_own_workers() -> None:
+    gpu = Gpu("a device", 80 * GIB, 79 * GIB, "9.0")
+    one, two = (what_fits(replace(PLAIN, gpus=(gpu,) * count)) for count in (1, 2))
+    assert [fit.num_workers * 2 for fit in one] == [fit.num_workers for fit in two]
+    assert {fit.dtype for fit in one} == {"bfloat16"}
+
+
+def test_known_shapes_take_their_published_kv_bytes() -> None:
+    per_token = {m.name: m.sequence_bytes(Dtype.BFLOAT16) // m.max_positions for m in KNOWN_MODELS}
+    assert per_token["SmolLM2-135M-Instruct"] == 2 * 30 * 3 * 64 * 2
+    assert per_token["Llama-3.1-8B"] == 128 << 10
+
+
+def test_the_command_reports_this_machine_as_json() -> None:
+    source = Path(__file__).parents[2] / "src"
+    code = f"import sys; sys.path.insert(0, {str(source)!r}); from twinpool.cli import main; sys.exit(main())"
+    child = subprocess.run(
+        [sys.executable, "-c", code, "doctor", "--json"], capture_output=True, text=True, check=False
+    )
+    assert child.returncode == 0, child.stderr
+    report = json.loads(child.stdout)
+    assert report["machine"]["usable_cores"] >= 1
+    assert 0 < report["machine"]["usable_memory_bytes"] <= report["machine"]["memory_bytes"]
+    assert set(report["copy_gb_per_s"]) == {"memory", "shared_memory", "loopback_tcp"}
+    assert report["copy_gb_per_s"]["memory"] > 0
+    assert {finding["topic"] for finding in report["findings"]} >= {"copying", "default model", "ucx"}
+    assert len(report["models"]) >= len(KNOWN_MODELS)
