@@ -55,7 +55,7 @@ REMEMBERED_IDS = 16_384
 _SANE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
 
 
-class BodyTooLarge(RequestError):  # noqa: N818  # named like the tree it belongs to
+class BodyTooLarge(RequestError):  # named like the tree it belongs to
     """The request's body is longer than the gateway reads."""
 
     status = 413
@@ -255,14 +255,17 @@ def create_app(
     """The ASGI application that serves `model_name` through `service`."""
     gateway = Gateway(service, tokenizer, model_name, timing or ReplyTiming(), max_body_bytes)
     app = FastAPI(title="Twinpool", version=__version__, redirect_slashes=False)
-    get = ["GET", "HEAD"]
-    app.add_api_route("/v1/models", gateway.models, methods=get)
-    app.add_api_route("/v1/models/{name:path}", gateway.model, methods=get)
-    app.add_api_route("/v1/requests/{request_id}/timeline", gateway.timeline, methods=get)
-    app.add_api_route("/health", gateway.health, methods=get)
-    app.add_api_route("/ready", gateway.ready, methods=get)
-    app.add_api_route("/metrics", gateway.metrics, methods=get)
-    app.add_api_route("/version", gateway.version, methods=get)
+    for path, handler in (
+        ("/v1/models", gateway.models),
+        ("/v1/models/{name:path}", gateway.model),
+        ("/v1/requests/{request_id}/timeline", gateway.timeline),
+        ("/health", gateway.health),
+        ("/ready", gateway.ready),
+        ("/metrics", gateway.metrics),
+        ("/version", gateway.version),
+    ):
+        app.add_api_route(path, handler, methods=["GET"])
+        app.add_api_route(path, handler, methods=["HEAD"], include_in_schema=False)
     app.add_api_route(
         "/v1/completions", gateway.completions, methods=["POST"], openapi_extra=body_schema(CompletionBody)
     )
@@ -319,7 +322,7 @@ async def _answer_request_error(request: Request, error: Exception) -> Response:
 async def _answer_http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     where = f"{request.method} {request.url.path}"
-    allowed = (error.headers or {}).get("allow", "")
+    allowed = (error.headers or {}).get("Allow", "")
     match error.status_code:
         case 404:
             message = f"{where} is no route of this server; GET /docs lists them"

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import uvicorn
 from starlette.types import ASGIApp
 
+from twinpool.config import require
 from twinpool.errors import ConfigError
 
 BACKLOG = 2048
@@ -81,6 +82,7 @@ async def serve_http(app: ASGIApp, host: str, port: int) -> HttpServer:
 
 
 def _listen(host: str, port: int) -> socket.socket:
+    require("--port", port, 0 <= port <= 65535, "0 to 65535 (0 takes any free one)")
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -94,7 +96,7 @@ def _listen(host: str, port: int) -> socket.socket:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
         listener.listen(BACKLOG)
-    except (OSError, OverflowError) as exc:
+    except OSError as exc:
         listener.close()
         raise ConfigError(
             f"--port is {port}, which cannot be listened on at {host} ({exc}); "

@@ -1,0 +1,370 @@
+"""The gateway behind a real socket: the `openai` client, clients that leave, keep-alives, limits, stopping."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import json
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+import httpx
+import openai
+import pytest
+from support.gateway import MODEL, SILENCE, ScriptedService, says, tiny_tokenizer
+
+from twinpool.coordinator.api import create_app
+from twinpool.coordinator.http_server import HttpServer, serve_http
+from twinpool.coordinator.reply import ReplyTiming
+from twinpool.coordinator.service import Output
+from twinpool.errors import ConfigError, QueueFull, RequestFailed
+from twinpool.request import FinishReason
+
+THE = tuple(tiny_tokenizer().encode("the"))
+HELLO = {"messages": [{"role": "user", "content": "Hi"}]}
+
+
+@dataclass
+class Gateway:
+    """A gateway on a free port of 127.0.0.1, and the scripted coordinator behind it."""
+
+    service: ScriptedService
+    server: HttpServer
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server.port}"
+
+    def openai(self) -> openai.AsyncOpenAI:
+        return openai.AsyncOpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0)
+
+
+@contextlib.asynccontextmanager
+async def running(timing: ReplyTiming | None = None, max_body_bytes: int = 20_000) -> AsyncIterator[Gateway]:
+    service = ScriptedService()
+    app = create_app(service, tiny_tokenizer(), MODEL, timing=timing, max_body_bytes=max_body_bytes)
+    server = await serve_http(app, "127.0.0.1", 0)
+    try:
+        yield Gateway(service, server)
+    finally:
+        await server.stop(deadline_s=5.0)
+    service.assert_settled()
+
+
+@pytest.fixture
+async def gateway() -> AsyncIterator[Gateway]:
+    async with running() as gateway:
+        yield gateway
+
+
+@contextlib.asynccontextmanager
+async def posted(
+    gateway: Gateway, body: dict[str, object]
+) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    """A raw connection on which `body` has been posted to the chat route; closed at the end."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", gateway.server.port)
+    data = json.dumps(body).encode()
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(data)}\r\n\r\n"
+    writer.write(head.encode() + data)
+    try:
+        yield reader, writer
+    finally:
+        writer.close()
+        with contextlib.suppress(ConnectionError):
+            await writer.wait_closed()
+
+
+async def read_until(reader: asyncio.StreamReader, ending: bytes) -> bytes:
+    return await asyncio.wait_for(reader.readuntil(ending), 10)
+
+
+# ── the openai client ─────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_the_openai_client_gets_a_chat_answer(gateway: Gateway) -> None:
+    gateway.service.script = says("Paris.")
+    async with gateway.openai() as client:
+        answer = await client.chat.completions.create(
+            model=MODEL,
+            messages=[{"role": "user", "content": "What is the capital of France?"}],
+            temperature=0,
+        )
+    assert answer.choices[0].message.content == "Paris."
+    assert answer.choices[0].message.role == "assistant"
+    assert answer.choices[0].finish_reason == "stop"
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens == len(tiny_tokenizer().encode("Paris.")) + 1
+
+
+async def test_the_openai_client_streams_a_chat(gateway: Gateway) -> None:
+    gateway.service.script = says("the lazy dog")
+    async with gateway.openai() as client:
+        stream = await client.chat.completions.create(
+            model=MODEL,
+            messages=[{"role": "user", "content": "Hi"}],
+            stream=True,
+            stream_options={"include_usage": True},
+            stop=["never"],
+            extra_body={"top_k": 5, "min_p": 0.1},
+        )
+        chunks = [chunk async for chunk in stream]
+    deltas = [chunk.choices[0].delta for chunk in chunks if chunk.choices]
+    assert deltas[0].role == "assistant"
+    assert "".join(delta.content or "" for delta in deltas) == "the lazy dog"
+    assert chunks[-2].choices[0].finish_reason == "stop"
+    assert chunks[-1].choices == []
+    assert chunks[-1].usage is not None
+    assert (
+        chunks[-1].usage.total_tokens == chunks[-1].usage.prompt_tokens + chunks[-1].usage.completion_tokens
+    )
+
+
+async def test_the_openai_client_completes_streamed_and_whole(gateway: Gateway) -> None:
+    gateway.service.script = says(" fox 🙂 jumps", FinishReason.LENGTH)
+    async with gateway.openai() as client:
+        whole = await client.completions.create(model=MODEL, prompt="the", max_tokens=20)
+        stream = await client.completions.create(model=MODEL, prompt="the", max_tokens=20, stream=True)
+        chunks = [chunk async for chunk in stream]
+        models = [model.id async for model in client.models.list()]
+        model = await client.models.retrieve(MODEL)
+    assert whole.choices[0].text == " fox 🙂 jumps" == "".join(chunk.choices[0].text for chunk in chunks)
+    assert whole.choices[0].finish_reason == chunks[-1].choices[0].finish_reason == "length"
+    assert models == [MODEL] == [model.id]
+
+
+async def test_the_openai_client_raises_what_went_wrong(gateway: Gateway) -> None:
+    hello: list[openai.types.chat.ChatCompletionMessageParam] = [{"role": "user", "content": "Hi"}]
+    async with gateway.openai() as client:
+        with pytest.raises(openai.NotFoundError) as unknown:
+            await client.chat.completions.create(model="other", messages=hello)
+        assert unknown.value.code == "model_not_found"
+        with pytest.raises(openai.BadRequestError) as bad:
+            await client.chat.completions.create(model=MODEL, messages=hello, temperature=-1)
+        assert bad.value.param == "temperature"
+        gateway.service.refusal = QueueFull("the queue is full", retry_after_s=7)
+        with pytest.raises(openai.RateLimitError) as full:
+            await client.chat.completions.create(model=MODEL, messages=hello)
+        assert full.value.response.headers["retry-after"] == "7"
+
+
+async def test_the_openai_client_raises_when_a_stream_is_lost(gateway: Gateway) -> None:
+    gateway.service.script = lambda _: [Output(THE, 0), RequestFailed("decode-0 is gone")]
+    async with gateway.openai() as client:
+        stream = await client.completions.create(model=MODEL, prompt="a", stream=True)
+        texts: list[str] = []
+        with pytest.raises(openai.APIError, match="decode-0 is gone"):
+            texts.extend([chunk.choices[0].text async for chunk in stream])
+
+
+# ── clients that leave ────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_client_that_leaves_before_any_token_is_noticed(gateway: Gateway, stream: bool) -> None:
+    service = gateway.service
+    service.script = lambda _: [SILENCE]
+    async with posted(gateway, {**HELLO, "stream": stream}):
+        await service.until(lambda: len(service.submissions) == 1)
+    await service.until(lambda: service.abandoned == [service.submission.request_id])
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_client_that_leaves_after_some_tokens_is_noticed(gateway: Gateway, stream: bool) -> None:
+    service = gateway.service
+    service.script = lambda _: [Output(THE, 0), SILENCE]
+    async with posted(gateway, {**HELLO, "stream": stream}) as (reader, _):
+        await service.until(lambda: len(service.submissions) == 1)
+        if stream:
+            await read_until(reader, b"the")
+    await service.until(lambda: service.abandoned == [service.submission.request_id])
+    assert service.delivered_ids == ([service.submission.request_id] if stream else [])
+
+
+async def test_a_client_that_aborts_the_connection_is_noticed(gateway: Gateway) -> None:
+    service = gateway.service
+    service.script = lambda _: [Output(THE, 0), SILENCE]
+    async with posted(gateway, {**HELLO, "stream": True}) as (reader, writer):
+        await read_until(reader, b"the")
+        writer.transport.abort()
+    await service.until(lambda: service.abandoned == [service.submission.request_id])
+
+
+async def test_a_client_that_leaves_while_tokens_flow_is_abandoned_once(gateway: Gateway) -> None:
+    service = gateway.service
+    service.max_model_len = 1_000_000
+
+    async def play() -> AsyncIterator[Output]:
+        for index in itertools.count(0, len(THE)):
+            yield Output(THE, index)
+            await asyncio.sleep(0)
+
+    service.script = lambda _: play()
+    async with posted(gateway, {**HELLO, "stream": True}) as (reader, _):
+        await read_until(reader, b"the")
+    await service.until(lambda: service.abandoned == [service.submission.request_id])
+
+
+async def test_a_client_that_leaves_after_the_end_is_not_abandoned(gateway: Gateway) -> None:
+    service = gateway.service
+    async with posted(gateway, {**HELLO, "stream": True}) as (reader, _):
+        await read_until(reader, b"[DONE]\n\n")
+    await service.until(lambda: service.delivered_ids == [service.submission.request_id])
+    assert service.abandoned == []
+
+
+async def test_a_client_that_leaves_while_sending_its_body_asks_for_nothing(gateway: Gateway) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", gateway.server.port)
+    writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{")
+    await writer.drain()
+    writer.close()
+    await writer.wait_closed()
+    async with httpx.AsyncClient() as client:
+        assert (await client.get(f"{gateway.url}/health")).status_code == 200
+    assert gateway.service.submissions == []
+    assert reader.at_eof() or await reader.read() == b""
+
+
+# ── silence ───────────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_a_silent_stream_is_kept_alive() -> None:
+    async with running(ReplyTiming(keep_alive_s=0.01)) as gateway:
+        gateway.service.script = lambda _: [SILENCE]
+        async with posted(gateway, {**HELLO, "stream": True}) as (reader, _):
+            head = await read_until(reader, b": keep-alive\n\n")
+            assert b"200 OK" in head
+            assert b"data:" not in head
+            await read_until(reader, b": keep-alive\n\n")
+
+
+async def test_a_kept_alive_stream_is_still_a_stream() -> None:
+    async with running(ReplyTiming(keep_alive_s=0.01)) as gateway:
+        service = gateway.service
+        go_on = asyncio.Event()
+
+        async def play() -> AsyncIterator[Output]:
+            await go_on.wait()
+            yield Output(THE, 0, FinishReason.LENGTH)
+
+        service.script = lambda _: play()
+        async with (
+            httpx.AsyncClient() as client,
+            client.stream(
+                "POST", f"{gateway.url}/v1/completions", json={"prompt": "a", "stream": True}
+            ) as answer,
+        ):
+            lines = answer.aiter_lines()
+            assert await anext(lines) == ": keep-alive"
+            go_on.set()
+            data = [line async for line in lines if line.startswith("data:")]
+        assert json.loads(data[0].removeprefix("data:"))["choices"][0]["text"] == "the"
+        assert data[-1] == "data: [DONE]"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_silence_has_a_bound(stream: bool) -> None:
+    async with running(ReplyTiming(keep_alive_s=0.01, max_silence_s=0.05)) as gateway:
+        gateway.service.script = lambda _: [Output(THE, 0), SILENCE]
+        async with httpx.AsyncClient() as client:
+            answer = await client.post(f"{gateway.url}/v1/chat/completions", json={**HELLO, "stream": stream})
+        assert answer.status_code == (200 if stream else 500)
+        assert "the request got no output for 0.05 s" in answer.text
+        assert "[DONE]" not in answer.text
+        assert gateway.service.abandoned == [gateway.service.submission.request_id]
+
+
+# ── HTTP ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_a_body_over_the_limit_is_refused_before_it_is_read(gateway: Gateway) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", gateway.server.port)
+    writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 999999999999\r\n\r\n")
+    head = await read_until(reader, b"\r\n\r\n")
+    assert b"413" in head.splitlines()[0]
+    assert b"body_too_large" in await asyncio.wait_for(reader.read(), 10)
+    writer.close()
+    await writer.wait_closed()
+
+
+async def test_a_chunked_body_over_the_limit_is_refused(gateway: Gateway) -> None:
+    async def parts() -> AsyncIterator[bytes]:
+        for _ in range(5):
+            yield b" " * 5000
+
+    async with httpx.AsyncClient() as client:
+        answer = await client.post(f"{gateway.url}/v1/completions", content=parts())
+    assert answer.status_code == 413
+
+
+async def test_a_connection_serves_one_request_after_the_other(gateway: Gateway) -> None:
+    async with httpx.AsyncClient(limits=httpx.Limits(max_connections=1)) as client:
+        for stream in (True, False, True):
+            answer = await client.post(f"{gateway.url}/v1/chat/completions", json={**HELLO, "stream": stream})
+            assert answer.status_code == 200
+        assert (await client.head(f"{gateway.url}/health")).content == b""
+        options = await client.options(f"{gateway.url}/v1/chat/completions")
+        assert (options.status_code, options.headers["allow"]) == (405, "POST")
+        assert options.json()["error"]["message"].startswith("OPTIONS /v1/chat/completions is not allowed")
+
+
+async def test_many_streams_at_once_stay_apart(gateway: Gateway) -> None:
+    gateway.service.script = lambda s: says(f"fox {s.sampling.seed} dog")(s)
+
+    async def ask(client: httpx.AsyncClient, seed: int) -> str:
+        body = {**HELLO, "stream": True, "seed": seed}
+        answer = await client.post(f"{gateway.url}/v1/chat/completions", json=body)
+        data = [line.removeprefix("data: ") for line in answer.text.split("\n\n") if line]
+        assert data.pop() == "[DONE]"
+        return "".join(json.loads(item)["choices"][0]["delta"].get("content", "") for item in data)
+
+    async with httpx.AsyncClient() as client:
+        answers = await asyncio.gather(*(ask(client, seed) for seed in range(64)))
+    assert answers == [f"fox {seed} dog" for seed in range(64)]
+
+
+async def test_a_port_that_is_taken_is_named(gateway: Gateway) -> None:
+    with pytest.raises(ConfigError, match=f"--port is {gateway.server.port}.*choose another"):
+        await serve_http(
+            create_app(gateway.service, tiny_tokenizer(), MODEL), "127.0.0.1", gateway.server.port
+        )
+
+
+@pytest.mark.parametrize(
+    ("host", "port", "setting"), [("127.0.0.1", 70_000, "--port"), ("no.such.host.invalid", 0, "--host")]
+)
+async def test_an_address_that_is_none_is_named(host: str, port: int, setting: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{setting} is"):
+        await serve_http(create_app(ScriptedService(), tiny_tokenizer(), MODEL), host, port)
+
+
+async def test_stopping_lets_a_running_answer_finish() -> None:
+    async with running() as gateway:
+        service = gateway.service
+        go_on = asyncio.Event()
+
+        async def play() -> AsyncIterator[Output]:
+            yield Output(THE, 0)
+            await go_on.wait()
+            yield Output((), len(THE), FinishReason.LENGTH)
+
+        service.script = lambda _: play()
+        async with posted(gateway, {**HELLO, "stream": True}) as (reader, _):
+            await read_until(reader, b"the")
+            stopping = asyncio.create_task(gateway.server.stop(deadline_s=10.0))
+            go_on.set()
+            await read_until(reader, b"[DONE]\n\n")
+        await stopping
+        with pytest.raises(ConnectionError):
+            await asyncio.open_connection("127.0.0.1", gateway.server.port)
+
+
+async def test_stopping_breaks_off_what_does_not_finish_in_time() -> None:
+    async with running() as gateway:
+        service = gateway.service
+        service.script = lambda _: [Output(THE, 0), SILENCE]
+        async with posted(gateway, {**HELLO, "stream": True}) as (reader, _):
+            await read_until(reader, b"the")
+            await gateway.server.stop(deadline_s=0.0)
+            assert service.abandoned == [service.submission.request_id]
+            assert b"[DONE]" not in await asyncio.wait_for(reader.read(), 10)

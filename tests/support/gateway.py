@@ -1,0 +1,166 @@
+"""A coordinator that plays a script, and a small real tokenizer: what the gateway's tests put behind it."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from functools import cache
+from typing import Any
+
+from tokenizers import Tokenizer as Backend
+from tokenizers import decoders, models, pre_tokenizers, trainers
+
+from twinpool.coordinator.service import Output, Submission
+from twinpool.engine.chat_template import ChatTemplate
+from twinpool.engine.tokenizer import Tokenizer
+from twinpool.errors import RequestError, UnknownRequest
+from twinpool.request import FinishReason
+
+MODEL = "tiny"
+CORPUS = ["the quick brown fox jumps over the lazy dog and the capital of France is Paris " * 4]
+CHAT_TEMPLATE = (
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}{{ suffix }}"
+)
+SILENCE = object()
+"""A step of a script: from here on nothing comes."""
+
+Script = Callable[[Submission], Iterable[object] | AsyncIterator[object]]
+"""What a request gets: outputs, perhaps then an error or silence."""
+
+
+@cache
+def tiny_tokenizer() -> Tokenizer:
+    """A byte-level tokenizer with a few merges: any text is a token sequence, and characters spread over tokens."""
+    backend = Backend(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=320,
+        special_tokens=["<|im_start|>", "<|im_end|>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    backend.train_from_iterator(CORPUS, trainer)
+    eos = backend.token_to_id("<|im_end|>")
+    assert eos is not None
+    return Tokenizer(backend, (eos,), ChatTemplate(CHAT_TEMPLATE, {"eos_token": "<|im_end|>"}))
+
+
+def outputs(token_ids: Sequence[int], splits: Sequence[int], finish: FinishReason) -> list[Output]:
+    """The token ids as outputs that end at the indices `splits` and at the end."""
+    borders = sorted({0, len(token_ids), *(s for s in splits if 0 < s < len(token_ids))})
+    pieces = list(itertools.pairwise(borders))
+    return [Output(tuple(token_ids[a:b]), a, finish if b == len(token_ids) else None) for a, b in pieces] or [
+        Output((), 0, finish)
+    ]
+
+
+def says(text: str, finish: FinishReason = FinishReason.STOP) -> Script:
+    """A script that answers `text` token by token, and with EOS if it stops."""
+    tokenizer = tiny_tokenizer()
+    token_ids = tokenizer.encode(text) + (
+        list(tokenizer.eos_token_ids) if finish is FinishReason.STOP else []
+    )
+    return lambda _: outputs(token_ids, range(len(token_ids)), finish)
+
+
+class ScriptedService:
+    """A `Service` whose requests all get the outputs of `script`. It records what the gateway does."""
+
+    def __init__(self, max_model_len: int = 256) -> None:
+        self.max_model_len = max_model_len
+        self.script: Script = says("Hello")
+        self.refusal: Exception | None = None
+        self.ready_answer = (True, "")
+        self.submissions: list[Submission] = []
+        self.ended: list[str] = []
+        self.completed: list[tuple[str, int]] = []
+        self.abandoned: list[str] = []
+        self.delivered_ids: list[str] = []
+        self.on_delivered: Callable[[], object] = lambda: None
+        self.changed = asyncio.Condition()
+
+    @property
+    def submission(self) -> Submission:
+        """The only request so far."""
+        (submission,) = self.submissions
+        return submission
+
+    def assert_settled(self) -> None:
+        """Every request came to exactly one end."""
+        ends = sorted([*self.ended, *self.abandoned, *(request_id for request_id, _ in self.completed)])
+        assert ends == sorted(submission.request_id for submission in self.submissions)
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Returns when `condition()` has become true through a call of the gateway; fails after 10 s."""
+        async with asyncio.timeout(10), self.changed:
+            await self.changed.wait_for(condition)
+
+    def now(self) -> float:
+        return asyncio.get_running_loop().time()
+
+    def submit(self, submission: Submission) -> AsyncIterator[Output]:
+        if self.refusal is not None:
+            raise self.refusal
+        self.submissions.append(submission)
+        self._note()
+        return self._play(submission)
+
+    async def _play(self, submission: Submission) -> AsyncIterator[Output]:
+        steps = self.script(submission)
+        num_given = 0
+        async for step in steps if isinstance(steps, AsyncIterator) else _as_async(steps):
+            if step is SILENCE:
+                await asyncio.Event().wait()
+            if isinstance(step, RequestError):
+                step = Output((), num_given, FinishReason.ERROR, step)
+            assert isinstance(step, Output)
+            num_given += len(step.token_ids)
+            if step.finish is not None:
+                self.ended.append(submission.request_id)
+            yield step
+
+    def complete(self, request_id: str, num_output_tokens: int) -> None:
+        self.completed.append((request_id, num_output_tokens))
+        self._note()
+
+    def abandon(self, request_id: str) -> None:
+        self.abandoned.append(request_id)
+        self._note()
+
+    def delivered(self, request_id: str) -> None:
+        self.delivered_ids.append(request_id)
+        self.on_delivered()
+        self._note()
+
+    def timeline(self, request_id: str) -> Mapping[str, Any]:
+        if request_id not in [submission.request_id for submission in self.submissions]:
+            raise UnknownRequest(f"no request {request_id!r} is known", param="request_id")
+        return {"request_id": request_id, "stages": []}
+
+    def ready(self) -> tuple[bool, str]:
+        return self.ready_answer
+
+    def metrics_text(self) -> bytes:
+        return b"# TYPE twinpool_requests_total counter\ntwinpool_requests_total 0\n"
+
+    def _note(self) -> None:
+        async def notify() -> None:
+            async with self.changed:
+                self.changed.notify_all()
+
+        self._noting = asyncio.ensure_future(notify())
+
+
+async def _as_async(steps: Iterable[object]) -> AsyncIterator[object]:
+    for step in steps:
+        yield step
+
+
+def events(body: str) -> list[Any]:
+    """The data of a stream's events: JSON values, and "[DONE]" as it is. Comments are left out."""
+    data = [line.removeprefix("data: ") for line in body.split("\n\n") if line.startswith("data: ")]
+    return [item if item == "[DONE]" else json.loads(item) for item in data]

@@ -1,0 +1,158 @@
+"""A reply and its ASGI server: what is sent, when, and what a stuck or broken connection does."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from support.gateway import MODEL, SILENCE, ScriptedService, tiny_tokenizer
+
+from twinpool.coordinator.answer import Answer
+from twinpool.coordinator.api_shapes import ChatShape
+from twinpool.coordinator.reply import Reply, ReplyTiming, StreamedReply, WholeReply
+from twinpool.coordinator.service import Output, Submission
+from twinpool.engine.detokenizer import IncrementalDetokenizer
+from twinpool.request import FinishReason, SamplingParams
+
+THE = tuple(tiny_tokenizer().encode("the"))
+FOX = tuple(tiny_tokenizer().encode(" fox"))
+PATIENT = ReplyTiming()
+HASTY = ReplyTiming(keep_alive_s=0.001, max_silence_s=0.01)
+
+
+class Connection:
+    """The server's side of ASGI: records what is sent; `stuck_after` messages it takes no more."""
+
+    def __init__(self, stuck_after: int | None = None) -> None:
+        self.sent: list[Any] = []
+        self.left = asyncio.Event()
+        self._stuck_after = stuck_after
+
+    async def receive(self) -> dict[str, Any]:
+        await self.left.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(self, message: Any) -> None:
+        if self._stuck_after is not None and len(self.sent) >= self._stuck_after:
+            await asyncio.Event().wait()
+        self.sent.append(message)
+
+    @property
+    def bodies(self) -> list[bytes]:
+        return [message["body"] for message in self.sent if message["type"] == "http.response.body"]
+
+
+def reply_to(service: ScriptedService, kind: type[Reply], timing: ReplyTiming = PATIENT) -> Reply:
+    submission = Submission("r", (1, 2), SamplingParams(max_tokens=9, seed=1), 0.0, 0.0, 0.0)
+    shape = ChatShape("r", MODEL, 0, (1, 2), include_usage=False, return_token_ids=False)
+    answer = Answer(IncrementalDetokenizer(tiny_tokenizer()), (), 0)
+    return kind(service, submission, answer, shape, timing, {"x-request-id": "r"})
+
+
+async def run(reply: Reply, connection: Connection) -> None:
+    await asyncio.wait_for(reply({"type": "http"}, connection.receive, connection.send), 10)
+
+
+async def test_each_output_is_one_body_part() -> None:
+    service = ScriptedService()
+    service.script = lambda _: [Output(THE, 0), Output(FOX, len(THE), FinishReason.LENGTH)]
+    connection = Connection()
+    await run(reply_to(service, StreamedReply), connection)
+    assert [message["type"] for message in connection.sent] == ["http.response.start"] + [
+        "http.response.body"
+    ] * 2
+    assert [message["more_body"] for message in connection.sent[1:]] == [True, False]
+
+
+async def test_delivered_follows_the_first_text_and_comes_once() -> None:
+    service = ScriptedService()
+    euro = tuple(tiny_tokenizer().encode("€"))
+    assert len(euro) == 3
+    steps = [Output((id_,), i) for i, id_ in enumerate(euro)]
+    service.script = lambda _: [*steps, Output(THE, 3, FinishReason.LENGTH)]
+    connection = Connection()
+    seen: list[int] = []
+    service.on_delivered = lambda: seen.append(len(connection.bodies))
+    await run(reply_to(service, StreamedReply), connection)
+    assert "€".encode() in connection.bodies[seen[0] - 1]
+    assert len(seen) == 1
+
+
+async def test_a_whole_answer_is_delivered_when_it_is_sent() -> None:
+    service = ScriptedService()
+    connection = Connection()
+    seen: list[int] = []
+    service.on_delivered = lambda: seen.append(len(connection.bodies))
+    await run(reply_to(service, WholeReply), connection)
+    assert seen == [1]
+    headers = dict(connection.sent[0]["headers"])
+    assert headers[b"content-length"] == str(len(connection.bodies[0])).encode()
+
+
+@pytest.mark.parametrize("stuck_after", [0, 1, 2])
+async def test_a_client_that_takes_nothing_more_is_let_go(stuck_after: int) -> None:
+    service = ScriptedService()
+    service.script = lambda _: [Output(THE, 0), Output(THE, len(THE)), Output(THE, 2 * len(THE))]
+    connection = Connection(stuck_after)
+    await run(reply_to(service, StreamedReply, HASTY), connection)
+    assert service.abandoned == ["r"]
+    assert len(connection.sent) == stuck_after
+
+
+async def test_a_keep_alive_that_does_not_get_through_hides_no_disconnect() -> None:
+    service = ScriptedService()
+    service.script = lambda _: [SILENCE]
+    connection = Connection(stuck_after=0)
+    timing = ReplyTiming(keep_alive_s=0.001)
+    running = asyncio.create_task(run(reply_to(service, StreamedReply, timing), connection))
+    await service.until(lambda: len(service.submissions) == 1)
+    connection.left.set()
+    await running
+    assert service.abandoned == ["r"]
+
+
+@pytest.mark.parametrize("kind", [StreamedReply, WholeReply])
+@pytest.mark.parametrize("given", [0, 1])
+async def test_leaving_abandons_once_and_is_no_error(kind: type[Reply], given: int) -> None:
+    service = ScriptedService()
+    service.script = lambda _: [*[Output(THE, 0)] * given, SILENCE]
+    connection = Connection()
+    running = asyncio.create_task(run(reply_to(service, kind), connection))
+    await service.until(lambda: len(service.submissions) == 1)
+    connection.left.set()
+    await running
+    assert service.abandoned == ["r"]
+
+
+async def test_a_cancelled_reply_abandons_and_stays_cancelled() -> None:
+    service = ScriptedService()
+    service.script = lambda _: [SILENCE]
+    connection = Connection()
+    running = asyncio.create_task(run(reply_to(service, StreamedReply), connection))
+    await service.until(lambda: len(service.submissions) == 1)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert service.abandoned == ["r"]
+
+
+async def test_a_refused_request_is_not_abandoned() -> None:
+    service = ScriptedService()
+    service.refusal = ValueError("refused")
+    with pytest.raises(ValueError, match="refused"):
+        await run(reply_to(service, WholeReply), Connection())
+    assert service.abandoned == []
+
+
+async def test_nothing_keeps_running_after_a_reply() -> None:
+    before = asyncio.all_tasks()
+    kinds: tuple[Callable[..., Reply], ...] = (StreamedReply, WholeReply)
+    for kind in kinds:
+        service = ScriptedService()
+        await run(reply_to(service, kind), Connection())  # type: ignore[arg-type]
+        service.assert_settled()
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert asyncio.all_tasks() == before
