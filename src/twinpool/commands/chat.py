@@ -44,7 +44,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def run(args: argparse.Namespace) -> int:
-    """Asks once, or talks until end of input; 1 if a single question got no whole answer.
+    """Asks one question, or talks until end of input.
 
     Raises:
         ConfigError: no server answers at --url.
@@ -56,20 +56,19 @@ def run(args: argparse.Namespace) -> int:
     options = {name: value for name, value in options.items() if value is not None}
     history: list[Message] = [] if args.system is None else [{"role": "system", "content": args.system}]
     timeout = httpx.Timeout(_SILENCE_TIMEOUT_S, connect=_CONNECT_TIMEOUT_S)
-    with httpx.Client(base_url=args.url.rstrip("/").removesuffix("/v1"), timeout=timeout) as client:
-        try:
+    try:
+        with httpx.Client(base_url=args.url.rstrip("/").removesuffix("/v1"), timeout=timeout) as client:
             options["model"] = args.model or _first_model(client)
             if args.message is not None:
                 _answer(client, [*history, {"role": "user", "content": args.message}], options)
             else:
                 _converse(client, history, options)
-        except (httpx.ConnectError, httpx.ConnectTimeout, httpx.UnsupportedProtocol, httpx.InvalidURL) as exc:
-            raise ConfigError(
-                f"no server answers at {args.url} ({exc}); start one with `twinpool serve`, "
-                "or name it with --url"
-            ) from exc
-        except httpx.HTTPError as exc:
-            raise RequestFailed(f"the connection to {args.url} broke: {exc or type(exc).__name__}") from exc
+    except (httpx.ConnectError, httpx.ConnectTimeout, httpx.UnsupportedProtocol, httpx.InvalidURL) as exc:
+        raise ConfigError(
+            f"no server answers at {args.url} ({exc}); start one with `twinpool serve`, or name it with --url"
+        ) from exc
+    except httpx.HTTPError as exc:
+        raise RequestFailed(f"the connection to {args.url} broke: {exc or type(exc).__name__}") from exc
     return 0
 
 

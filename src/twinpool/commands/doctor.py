@@ -189,7 +189,7 @@ def _shared_memory(machine: Machine) -> Finding:
 def _devices(machine: Machine) -> Finding:
     if machine.gpus:
         names = "; ".join(
-            f"{gpu.name} ({binary(gpu.free_bytes)} of {binary(gpu.memory_bytes)} free, compute capability {gpu.capability})"
+            f"{gpu.name} ({binary(gpu.free_bytes)} of {binary(gpu.memory_bytes)} free, capability {gpu.capability})"
             for gpu in machine.gpus
         )
         return Finding("devices", names)

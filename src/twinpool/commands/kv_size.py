@@ -106,7 +106,7 @@ def _shape_flags(args: argparse.Namespace) -> list[str] | None:
 def _given_shape(args: argparse.Namespace) -> tuple[str, KVLayout, int]:
     if missing := _shape_flags(args):
         raise ConfigError(
-            f"--{missing[0].replace('_', '-')} is missing; give all of --layers --kv-heads --head-dim"
+            f"--{missing[0].replace('_', '-')} is missing; give all of --layers, --kv-heads and --head-dim"
         )
     if args.model is not None:
         raise ConfigError(f"MODEL is {args.model!r} and --layers is {args.layers}; give one or the other")
