@@ -1,0 +1,103 @@
+"""Random work on random deployments: every way of serving gives the same tokens, and all is free after."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.fake_model import EOS, VOCABULARY, answer
+from support.pool_world import World
+
+from twinpool.config import Role, SchedulerConfig
+from twinpool.request import FinishReason, Job, SamplingParams
+
+SPLIT = {Role.PREFILL: 2, Role.DECODE: 2}
+COLOCATED = {Role.COLOCATED: 1}
+
+
+@st.composite
+def jobs(draw: st.DrawFn) -> list[Job]:
+    """A few jobs, some of which share a prefix or ask for one token only."""
+    common = draw(st.lists(st.integers(0, VOCABULARY - 1), min_size=0, max_size=14))
+    result = []
+    for number in range(draw(st.integers(1, 7))):
+        own = draw(st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_size=18))
+        prompt = (*common, *own) if draw(st.booleans()) else tuple(own)
+        sampling = SamplingParams(
+            max_tokens=draw(st.integers(1, 24)),
+            seed=0,
+            min_tokens=draw(st.sampled_from([0, 0, 3])),
+            ignore_eos=draw(st.booleans()),
+        )
+        result.append(Job(f"request-{number}", 0, prompt, sampling, (EOS,)))
+    return result
+
+
+@st.composite
+def worlds(draw: st.DrawFn, num_workers: dict[Role, int]) -> World:
+    """A deployment with settings that hurt: pools that hardly hold two sequences, odd chunks, few slots."""
+    config = SchedulerConfig(
+        token_budget=draw(st.sampled_from([1, 3, 7, 64])),
+        max_num_seqs=draw(st.sampled_from([1, 3, 8])),
+        headroom_tokens=draw(st.sampled_from([0, 1, 6])),
+        max_parked_blocks=draw(st.sampled_from([None, 0, 8])),
+        prefix_cache=draw(st.booleans()),
+    )
+    return World(
+        draw(st.integers(0, 1 << 32)),
+        num_workers,
+        num_blocks=draw(st.sampled_from([15, 20, 60])),
+        block_size=draw(st.sampled_from([4, 5])),
+        config=config,
+        is_one_sided=draw(st.booleans()),
+    )
+
+
+def serve(world: World, work: list[Job], gap: int) -> None:
+    """Submits the jobs some turns apart and sees every one to its end."""
+    clients = []
+    for job in work:
+        clients.append(world.submit(job))
+        for _ in range(world.random.randrange(gap + 1)):
+            world.turn()
+    world.run()
+    for client in clients:
+        assert client.output == answer(client.job)
+        assert client.finish in (FinishReason.STOP, FinishReason.LENGTH)
+    world.assert_everything_is_free()
+
+
+@settings(max_examples=60, deadline=None)
+@given(worlds(SPLIT), jobs(), st.sampled_from([0, 20, 200]))
+def test_split_pools_give_every_request_its_answer(world: World, work: list[Job], gap: int) -> None:
+    serve(world, work, gap)
+
+
+@settings(max_examples=60, deadline=None)
+@given(worlds(COLOCATED), jobs(), st.sampled_from([0, 20, 200]))
+def test_a_colocated_worker_gives_every_request_its_answer(world: World, work: list[Job], gap: int) -> None:
+    serve(world, work, gap)
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.data())
+def test_clients_that_leave_and_workers_that_die_disturb_nobody_else(data: st.DataObject) -> None:
+    world = data.draw(worlds(data.draw(st.sampled_from([SPLIT, COLOCATED]))))
+    clients = []
+    for job in data.draw(jobs()):
+        clients.append(world.submit(job))
+        for _ in range(data.draw(st.integers(0, 60))):
+            world.turn()
+        if data.draw(st.sampled_from([False, False, True])):
+            world.cancel(world.random.choice(clients))
+        if data.draw(st.sampled_from([False, False, False, True])):
+            world.kill(world.random.choice(list(world.workers.values())))
+        for wire in [wire for worker in world.workers.values() for wire in worker.wires.values()]:
+            wire.num_to_corrupt = data.draw(st.sampled_from([0, 0, 0, 0, 1]))
+    world.run()
+    for client in clients:
+        whole = answer(client.job)
+        if client.finish is FinishReason.CANCELLED:
+            assert client.output == whole[: len(client.output)]
+        else:
+            assert client.output == whole
+    world.assert_everything_is_free()
