@@ -121,7 +121,7 @@ class Custody:
 
     def settle(self, request: Request, now: float) -> None:
         """Ends the request for good if its outcome is decided and no worker holds anything of it."""
-        if request.ending is not None and not request.legs:
+        if request.ending is not None and request.state is RequestState.DRAINING and not request.legs:
             request.move(request.ending, now)
             del self.requests[request.request_id]
             self._tally.add(CoordinatorMetric.REQUESTS, request.state)

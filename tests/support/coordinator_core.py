@@ -94,7 +94,7 @@ class CoreDriver:
         self.refusals: dict[str, RequestError] = {}
         self.incarnations: dict[str, str] = {}
 
-    # ── events ────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── events ──────────────────────────────────────────────────────────────────────────────────────────────
 
     def do(self, event: Event) -> list[Command]:
         """One event; the core's books must balance after it."""
@@ -160,7 +160,7 @@ class CoreDriver:
         """A stop string ends it."""
         self.do(Completed(request_id, num_tokens))
 
-    # ── what workers say ──────────────────────────────────────────────────────────────────────────────────────
+    # ── what workers say ────────────────────────────────────────────────────────────────────────────────────
 
     def token(
         self,
@@ -206,7 +206,7 @@ class CoreDriver:
                 self.do(FromWorker(send.worker_id, send.incarnation, Dropped(cancel.key, "cancelled")))
         return len(cancels)
 
-    # ── what came out ─────────────────────────────────────────────────────────────────────────────────────────
+    # ── what came out ───────────────────────────────────────────────────────────────────────────────────────
 
     def tokens(self, request_id: str = "r") -> list[int]:
         """All output tokens so far."""

@@ -61,7 +61,9 @@ def test_an_admitted_request_can_be_cancelled_timed_out_and_failed(state: Reques
 
 
 @pytest.mark.parametrize("state", ADMITTED)
-def test_the_moves_that_end_a_request_release_the_queue_slot_and_the_output_buffer(state: RequestState) -> None:
+def test_the_moves_that_end_a_request_release_the_queue_slot_and_the_output_buffer(
+    state: RequestState,
+) -> None:
     for move in ENDINGS & TABLE[state].moves.keys():
         kept = TABLE[TABLE[state].moves[move]].owns
         assert not kept & {Resource.QUEUE_SLOT, Resource.OUTPUT_BUFFER}
@@ -81,7 +83,16 @@ def test_every_move_is_stamped_and_says_what_is_released() -> None:
     released = [
         request.move(move, at)
         for at, move in enumerate(
-            (Move.VALIDATE, Move.TOKENIZE, Move.ADMIT, Move.DISPATCH, Move.PREFILLED, Move.HAND_OFF, Move.FINISH), 1
+            (
+                Move.VALIDATE,
+                Move.TOKENIZE,
+                Move.ADMIT,
+                Move.DISPATCH,
+                Move.PREFILLED,
+                Move.HAND_OFF,
+                Move.FINISH,
+            ),
+            1,
         )
     ]
     assert [state for state, _ in request.timeline.stamps] == [
