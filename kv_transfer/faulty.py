@@ -15,6 +15,7 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, fields
+from math import isfinite
 from random import Random
 
 from twinpool.errors import ConfigError, PeerLost
@@ -53,7 +54,7 @@ class FaultPlan:
                 value = int(text) if name == "seed" else float(text)
             except ValueError as exc:
                 raise ConfigError(f"--faults {spec!r}: {part!r} needs a number, like {name}=0") from exc
-            if value < 0 or (value > 1 and name not in ("seed", "delay")):
+            if not isfinite(value) or value < 0 or (value > 1 and name not in ("seed", "delay")):
                 raise ConfigError(
                     f"--faults {spec!r}: {part!r} is out of range; allowed: 0 to 1 (delay: 0 or more s)"
                 )

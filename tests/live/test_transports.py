@@ -164,11 +164,12 @@ async def desk(request: pytest.FixtureRequest) -> AsyncIterator[Desk]:
     await desk.close()
 
 
-def held_by_this_process() -> tuple[int, int, list[str]]:
-    """Open file descriptors, threads, and shared pools."""
+def held_by_this_process() -> tuple[int, list[str], list[str]]:
+    """Open file descriptors, threads of transports, and shared pools."""
     gc.collect()  # what earlier tests left to the collector
     pools = [path.name for path in Path("/dev/shm").glob(f"twinpool.test{os.getpid()}.*")]
-    return len(os.listdir("/proc/self/fd")), threading.active_count(), pools
+    threads = sorted(thread.name for thread in threading.enumerate() if thread.name.startswith("kv-"))
+    return len(os.listdir("/proc/self/fd")), threads, pools
 
 
 def is_closed_by_peer(connection: socket.socket) -> bool:
