@@ -37,7 +37,7 @@ from twinpool.worker.core import (
 )
 
 WAITING_PER_SLOT = 4
-"""Reservations that may wait for room, per slot of the batch. Beyond that, they are refused."""
+"""Reservations that may wait for room, per slot of the batch. Those beyond are sent back as "preempted"."""
 
 
 class IntakeState(StrEnum):
@@ -127,17 +127,19 @@ class Intake:
         self._links[writer] = transport
 
     def reserve(self, message: Reserve, now: float) -> None:
-        """Puts the job at the end of the line, or refuses it for good."""
+        """Puts the job at the end of the line; or refuses it for good, or for now if the line is full."""
         job, writer = message.job, Writer(message.prefill_worker, message.prefill_incarnation)
         if (transport := self._links.get(writer)) is None:
             self._tell(Dropped(job.key, "transfer", f"no link from {writer.worker_id}/{writer.incarnation}"))
             return
-        reason = why_never_fits(job, self._pool)
-        if reason is None and len(self._waiting) >= self._max_waiting:
-            reason = f"{len(self._waiting)} reservations wait already, at most {self._max_waiting} may"
-        if reason is not None:
+        if (detail := why_never_fits(job, self._pool)) is not None:
             self._counters.add(WorkerMetric.REFUSED)
-            self._tell(Dropped(job.key, "refused", reason))
+            self._tell(Dropped(job.key, "refused", detail))
+            return
+        if len(self._waiting) >= self._max_waiting:
+            self._counters.add(WorkerMetric.PREEMPTIONS)
+            detail = f"{len(self._waiting)} reservations wait for room already, as many as may"
+            self._tell(Dropped(job.key, "preempted", detail))
             return
         chain = PrefixChain(self._pool.block_size, job.cache_salt)
         chain.extend(job.token_ids)

@@ -31,8 +31,8 @@ class Receiver:
         self._missing[fence] = set(block_ids)
 
     def cancel(self, fence: int) -> None:
-        """Expects nothing more under `fence`."""
-        del self._missing[fence]
+        """Expects nothing more under `fence`, which may be complete already."""
+        self._missing.pop(fence, None)
         self._verifying.pop(fence, None)
 
     def verify(self, manifest: Manifest, deadline: float) -> None:
