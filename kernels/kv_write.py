@@ -24,30 +24,31 @@ def kv_write(
 ) -> None:
     """Writes in place.
 
-    `kv` is the pool, [block, layer, k|v, kv_head, slot, head_dim], contiguous. `key` and `value`, both [tokens, kv_heads,
-    head_dim] with the same strides, may be slices of wider rows. `slots` [tokens], int64, counts slots over the pool:
-    block · block_size + offset.
+    `kv` is the pool, [block, layer, k|v, kv_head, slot, head_dim], contiguous. `key` and `value`, [tokens, kv_heads,
+    head_dim], may be slices of wider rows. `slots` [tokens], int64, counts slots over the pool: block · block_size +
+    offset.
     """
     if not runs_compiled(kv):
         kv_write_reference(kv, layer, key, value, slots)
         return
-    block_size, width = kv.shape[4:]
     _write(
-        flat(kv), kv.stride(0), layer * kv.stride(1), flat(key), flat(value), key.stride(0), key.stride(1),
-        slots.numpy(), key.shape[1], block_size, width,
+        flat(kv), kv.stride(), layer, flat(key), key.stride(), flat(value), value.stride(), slots.numpy(),
+        key.shape[1], kv.shape[4],
     )  # fmt: skip
 
 
 @compiled
 def _write(
-    pool: Any, block_stride: Any, layer_start: Any, key: Any, value: Any, token_stride: Any, head_stride: Any,
-    slots: Any, num_heads: Any, block_size: Any, width: Any,
+    pool: Any, strides: Any, layer: Any, key: Any, key_strides: Any, value: Any, value_strides: Any,
+    slots: Any, num_heads: Any, block_size: Any,
 ) -> None:  # fmt: skip
+    width = strides[4]
     for token in range(slots.shape[0]):
         block, offset = slots[token] // block_size, slots[token] % block_size
         for head in range(num_heads):
-            source = token * token_stride + head * head_stride
-            to_key = block * block_stride + layer_start + (head * block_size + offset) * width
-            to_value = to_key + num_heads * block_size * width
-            pool[to_key : to_key + width] = key[source : source + width]
-            pool[to_value : to_value + width] = value[source : source + width]
+            to_key = block * strides[0] + layer * strides[1] + head * strides[3] + offset * width
+            to_value = to_key + strides[2]
+            from_key = token * key_strides[0] + head * key_strides[1]
+            from_value = token * value_strides[0] + head * value_strides[1]
+            pool[to_key : to_key + width] = key[from_key : from_key + width]
+            pool[to_value : to_value + width] = value[from_value : from_value + width]

@@ -40,7 +40,7 @@ FOREIGN: dict[str, Callable[[], Any]] = {
     "gpt2": lambda: transformers.GPT2Config(
         vocab_size=131, n_embd=48, n_layer=3, n_head=4, n_positions=256, eos_token_id=2, bos_token_id=1
     ),
-    "gpt_neox": lambda: transformers.GPTNeoXConfig(**TINY, rotary_pct=0.5),
+    "gpt_neox": lambda: transformers.GPTNeoXConfig(**{**TINY, "num_key_value_heads": 6}, rotary_pct=0.5),
     "phi3": lambda: transformers.Phi3Config(**TINY),
     "olmo2": lambda: transformers.Olmo2Config(**TINY),
     "gemma": lambda: transformers.GemmaConfig(**TINY, head_dim=8),
@@ -174,4 +174,4 @@ def test_a_model_that_paged_attention_cannot_do_is_refused_by_name(name: str, tm
     make, wanted = REFUSED[name]
     save_tiny_model(tmp_path, make())
     with pytest.raises(ModelError, match=wanted):
-        load_runner(tmp_path)
+        load_runner(tmp_path, max_model_len=128)
