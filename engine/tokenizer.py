@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,9 @@ import tokenizers
 
 from twinpool.engine import convert
 from twinpool.engine.chat_template import ChatTemplate
-from twinpool.engine.detokenizer import IncrementalDetokenizer
 from twinpool.engine.model_cache import cached
 from twinpool.engine.model_config import ModelConfig
-from twinpool.engine.stop_strings import StopMatcher
 from twinpool.errors import InvalidRequest, ModelError
-
-__all__ = ["IncrementalDetokenizer", "StopMatcher", "Tokenizer"]
 
 _SPECIAL_TOKENS = tuple(f"{kind}_token" for kind in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
 _VOCABULARY_FILES = ("tokenizer.model", "vocab.json", "merges.txt", "vocab.txt", "spiece.model")
@@ -82,13 +79,22 @@ class Tokenizer:
         `add_special_tokens` adds what the model expects around a plain text (BOS). A rendered chat has it
         already.
         """
-        ids: list[int] = self.backend.encode(text, add_special_tokens=add_special_tokens).ids
+        # The batch call, unlike `encode`, lets other threads run meanwhile; "fast" leaves out character offsets.
+        (encoding,) = self.backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        ids: list[int] = encoding.ids
         return ids
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """The text of `token_ids`. Ids outside the vocabulary have none."""
         text: str = self.backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
         return text
+
+    @cached_property
+    def longest_token(self) -> int:
+        """Characters of the longest token: a text of n characters is no fewer than n / this many tokens, unless
+        the tokenizer drops some.
+        """
+        return max(map(len, self.backend.get_vocab(with_added_tokens=True)))
 
     @property
     def has_chat_template(self) -> bool:

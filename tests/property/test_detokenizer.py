@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from support import tokenizers_of_all_kinds as kinds
 from support.default_model import default_model_dir
 
-from twinpool.engine.tokenizer import IncrementalDetokenizer, Tokenizer
+from twinpool.engine.detokenizer import IncrementalDetokenizer
+from twinpool.engine.tokenizer import Tokenizer
 
 _LOADED: dict[str, Tokenizer] = {}
 _MAKE = {
