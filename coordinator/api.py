@@ -39,8 +39,10 @@ from twinpool.coordinator.service import Service, Submission
 from twinpool.engine.detokenizer import IncrementalDetokenizer
 from twinpool.engine.tokenizer import Tokenizer
 from twinpool.errors import (
+    ContextLengthExceeded,
     InvalidRequest,
     ModelNotFound,
+    NoWorker,
     QueueFull,
     RequestError,
     RequestFailed,
@@ -49,7 +51,7 @@ from twinpool.errors import (
 
 MAX_BODY_BYTES = 16 << 20
 INLINE_CHARS = 4096
-"""Shorter prompts are tokenized on the event loop: under a millisecond. Longer ones go to a thread."""
+"""Prompts up to here are tokenized on the event loop, in about a millisecond; longer ones in a thread."""
 REMEMBERED_IDS = 16_384
 
 _SANE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
@@ -101,6 +103,7 @@ class Gateway:
         self._timing = timing
         self._max_body_bytes = max_body_bytes
         self._ids = RequestIds()
+        self._longest_token = tokenizer.longest_token
         self._created = int(time.time())
 
     async def chat_completions(self, request: Request) -> Response:
@@ -212,20 +215,27 @@ class Gateway:
 
     async def _tokenize(self, wanted: GenerationRequest) -> tuple[int, ...]:
         prompt = wanted.prompt
+        context = self._service.max_model_len
         if isinstance(prompt, tuple):
             check_token_ids("prompt", prompt, self._tokenizer.vocab_size)
             token_ids = prompt
         elif _num_chars(prompt) <= INLINE_CHARS:
-            token_ids = self._encode(prompt, wanted.add_special_tokens)
+            token_ids = self._encode(prompt, wanted.add_special_tokens, context)
         else:
-            token_ids = await asyncio.to_thread(self._encode, prompt, wanted.add_special_tokens)
+            token_ids = await asyncio.to_thread(self._encode, prompt, wanted.add_special_tokens, context)
         if not token_ids:
             raise InvalidRequest("prompt is empty; send at least one token", param="prompt")
         return token_ids
 
-    def _encode(self, prompt: str | Conversation, add_special_tokens: bool) -> tuple[int, ...]:
+    def _encode(self, prompt: str | Conversation, add_special_tokens: bool, context: int) -> tuple[int, ...]:
+        param = "prompt"
         if isinstance(prompt, Conversation):
+            param = "messages"
             prompt = self._tokenizer.apply_chat_template(prompt.messages, **prompt.template_arguments)
+        # Tokenizing takes about a second per million characters: not for a text that cannot fit.
+        if len(prompt) > context * self._longest_token:
+            message = f"the prompt has {len(prompt)} characters; {context} tokens hold less, so shorten it"
+            raise ContextLengthExceeded(message, param=param)
         return tuple(self._tokenizer.encode(prompt, add_special_tokens))
 
     def _check_model(self, name: str) -> None:
@@ -235,13 +245,11 @@ class Gateway:
             )
 
     def _model_card(self) -> dict[str, Any]:
-        return {
-            "id": self._model_name,
-            "object": "model",
-            "created": self._created,
-            "owned_by": "twinpool",
-            "max_model_len": self._service.max_model_len,
-        }
+        card = {"id": self._model_name, "object": "model", "created": self._created, "owned_by": "twinpool"}
+        try:
+            return {**card, "max_model_len": self._service.max_model_len}
+        except NoWorker:  # not known before the first worker has joined
+            return {**card, "max_model_len": None}
 
 
 def create_app(

@@ -15,7 +15,7 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 from twinpool.coordinator.service import Output, Submission
 from twinpool.engine.chat_template import ChatTemplate
 from twinpool.engine.tokenizer import Tokenizer
-from twinpool.errors import RequestError, UnknownRequest
+from twinpool.errors import NoWorker, RequestError, UnknownRequest
 from twinpool.request import FinishReason
 
 MODEL = "tiny"
@@ -71,7 +71,7 @@ class ScriptedService:
     """A `Service` whose requests all get the outputs of `script`. It records what the gateway does."""
 
     def __init__(self, max_model_len: int = 256) -> None:
-        self.max_model_len = max_model_len
+        self._max_model_len: int | None = max_model_len
         self.script: Script = says("Hello")
         self.refusal: Exception | None = None
         self.ready_answer = (True, "")
@@ -93,6 +93,16 @@ class ScriptedService:
         """Every request came to exactly one end."""
         ends = sorted([*self.ended, *self.abandoned, *(request_id for request_id, _ in self.completed)])
         assert ends == sorted(submission.request_id for submission in self.submissions)
+
+    @property
+    def max_model_len(self) -> int:
+        if self._max_model_len is None:
+            raise NoWorker("no worker has joined")
+        return self._max_model_len
+
+    @max_model_len.setter
+    def max_model_len(self, value: int | None) -> None:
+        self._max_model_len = value
 
     async def until(self, condition: Callable[[], bool]) -> None:
         """Returns when `condition()` has become true through a call of the gateway; fails after 10 s."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from support.gateway import MODEL, ScriptedService, events, says, tiny_tokenizer
 import twinpool
 from twinpool.coordinator.api import INLINE_CHARS, RequestIds, create_app
 from twinpool.coordinator.service import Output
+from twinpool.engine.tokenizer import Tokenizer
 from twinpool.errors import (
     ContextLengthExceeded,
     InvariantViolation,
@@ -191,14 +193,39 @@ async def test_a_stop_string_ends_the_work_at_the_token_that_completes_it(
     assert service.completed == [(service.submission.request_id, num_tokens)]
 
 
-async def test_long_prompts_are_tokenized_like_short_ones(
-    client: httpx.AsyncClient, service: ScriptedService
+async def test_long_prompts_are_tokenized_in_a_thread_like_short_ones_here(
+    client: httpx.AsyncClient, service: ScriptedService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     service.max_model_len = 100_000
-    text = "the quick brown fox " * (INLINE_CHARS // 15)
-    response = await client.post(COMPLETIONS, json={"prompt": text})
-    assert response.status_code == 200
-    assert list(service.submission.prompt_token_ids) == tiny_tokenizer().encode(text)
+    threads: list[threading.Thread] = []
+    encode = Tokenizer.encode
+
+    def recorded(tokenizer: Tokenizer, text: str, add_special_tokens: bool = True) -> list[int]:
+        threads.append(threading.current_thread())
+        return encode(tokenizer, text, add_special_tokens)
+
+    monkeypatch.setattr(Tokenizer, "encode", recorded)
+    for text in ("the quick brown fox", "the quick brown fox " * (INLINE_CHARS // 15)):
+        assert (await client.post(COMPLETIONS, json={"prompt": text})).status_code == 200
+        ids = service.submissions[-1].prompt_token_ids
+        assert list(ids) == encode(tiny_tokenizer(), text)
+    here = threading.current_thread()
+    assert [thread is here for thread in threads] == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        (COMPLETIONS, {"prompt": "the " * 4000}, "prompt"),
+        (CHAT, {"messages": [{"role": "user", "content": "the " * 4000}]}, "messages"),
+    ],
+)
+async def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenized(
+    client: httpx.AsyncClient, path: str, body: dict[str, object], param: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Tokenizer, "encode", None)
+    error = error_of(await client.post(path, json=body), 400)
+    assert (error["code"], error["param"]) == ("context_length_exceeded", param)
 
 
 async def test_times_of_a_submission_are_in_order(
@@ -464,6 +491,15 @@ async def test_the_model_is_listed(client: httpx.AsyncClient) -> None:
     assert (card["id"], card["object"], card["max_model_len"]) == (MODEL, "model", 256)
     assert (await client.get(f"/v1/models/{MODEL}")).json() == card
     assert error_of(await client.get("/v1/models/other/model"), 404)["code"] == "model_not_found"
+
+
+async def test_before_a_worker_has_joined_models_are_listed_and_requests_refused(
+    client: httpx.AsyncClient, service: ScriptedService
+) -> None:
+    service.max_model_len = None
+    assert (await client.get("/v1/models")).json()["data"][0]["max_model_len"] is None
+    for path, body in ((CHAT, HELLO), (COMPLETIONS, {"prompt": [1]})):
+        assert error_of(await client.post(path, json=body), 503)["code"] == "no_worker"
 
 
 async def test_ready_says_what_is_missing(client: httpx.AsyncClient, service: ScriptedService) -> None:
