@@ -138,7 +138,7 @@ class Membership:
 
     def _tell_peers_of(self, role: Role) -> None:
         """Membership of `role` has changed: its counterparts get the new list."""
-        if role in OTHER_ROLE:
+        if role in OTHER_ROLE and not self._is_stopping:
             for peer in self.registry.of_role(OTHER_ROLE[role]):
                 self._emit(Send(peer.worker_id, peer.incarnation, self.registry.peers_of(peer)))
 

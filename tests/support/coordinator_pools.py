@@ -29,6 +29,7 @@ from twinpool.messages import (
     PushTo,
     Reserve,
     StepTokens,
+    Stop,
     Token,
 )
 from twinpool.request import FinishReason, Job, RequestKey
@@ -191,7 +192,9 @@ class Pools:
     def act(self, what: str, name: str, key: RequestKey | None) -> None:
         """Lets one of `choices` happen."""
         process = self.processes[name]
-        if what == "read":
+        if what == "read" and isinstance(process.inbox[0], Stop):
+            self.kill(name, len(process.outbox), is_noticed=True)
+        elif what == "read":
             process.read()
         elif what == "arrive":
             self.driver.do(FromWorker(name, process.incarnation, process.outbox.popleft()))

@@ -1,0 +1,176 @@
+"""Which workers a request goes to, and why."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+from support.coordinator_core import CoreDriver
+
+from twinpool.config import Role
+from twinpool.coordinator.admission import ServiceRate
+from twinpool.coordinator.events import Shutdown
+from twinpool.coordinator.routing import CHUNK_TOKENS, MAX_CHUNKS, PrefixIndex, prefix_chain
+from twinpool.request import FinishReason
+
+
+@pytest.fixture
+def driver() -> CoreDriver:
+    driver = CoreDriver()
+    for i in range(2):
+        driver.join(f"P{i}", Role.PREFILL)
+        driver.join(f"D{i}", Role.DECODE)
+    for i in range(2):
+        for j in range(2):
+            driver.link(f"P{i}", f"D{j}")
+    return driver
+
+
+def route(driver: CoreDriver, request_id: str) -> tuple[str, str]:
+    timeline = driver.core.timeline(request_id)
+    assert timeline is not None
+    attempt = timeline.attempts[-1]
+    return attempt.prefill_worker, attempt.decode_worker
+
+
+def test_requests_spread_over_idle_workers(driver: CoreDriver) -> None:
+    for i in range(4):
+        driver.submit(f"r{i}", num_prompt=20, first=1000 * i)
+    assert [route(driver, f"r{i}") for i in range(4)] == [
+        ("P0", "D0"),
+        ("P1", "D1"),
+        ("P0", "D0"),
+        ("P1", "D1"),
+    ]
+
+
+def test_a_short_prompt_does_not_wait_behind_a_long_one(driver: CoreDriver) -> None:
+    driver.submit("long", num_prompt=400, first=1000)
+    driver.submit("a", num_prompt=20, first=2000)
+    driver.submit("b", num_prompt=20, first=3000)
+    assert [route(driver, r)[0] for r in ("long", "a", "b")] == ["P0", "P1", "P1"]
+
+
+def test_a_prompt_goes_where_its_prefix_was_computed(driver: CoreDriver) -> None:
+    driver.submit("first", num_prompt=200)
+    driver.submit("filler", num_prompt=100, first=5000)
+    driver.token("P0", 0, FinishReason.STOP, request_id="first")
+    driver.token("P1", 0, FinishReason.STOP, request_id="filler")
+    driver.answer_cancels()
+    for i in range(3):
+        driver.submit(f"again-{i}", num_prompt=200)
+    # Each again costs 8 tokens at P0 (3 of 3 whole chunks are there) and 200 at P1.
+    assert {route(driver, f"again-{i}")[0] for i in range(3)} == {"P0"}
+    timeline = driver.core.timeline("again-0")
+    assert timeline is not None
+    candidates = {c.worker_id: (c.cost, c.num_matched_tokens) for c in timeline.attempts[0].candidates}
+    assert candidates["P0"] == (8, 192)
+    assert candidates["P1"] == (200, 0)
+
+
+def test_a_long_queue_outweighs_the_prefix(driver: CoreDriver) -> None:
+    driver.submit("first", num_prompt=130)
+    driver.token("P0", 0, FinishReason.STOP, request_id="first")
+    driver.answer_cancels()
+    driver.submit("other", num_prompt=300, first=5000)
+    driver.submit("long", num_prompt=400, first=6000)
+    assert (route(driver, "other")[0], route(driver, "long")[0]) == ("P0", "P1")
+    driver.submit("again", num_prompt=130)
+    assert route(driver, "again")[0] == "P0"  # 300 + 2 against 400 + 130
+    driver.token("P1", 0, FinishReason.STOP, request_id="long")
+    driver.answer_cancels()
+    driver.submit("once more", num_prompt=130, max_tokens=1)
+    assert route(driver, "once more")[0] == "P1"  # 302 + 2 against 130
+
+
+def test_another_salt_shares_no_prefix() -> None:
+    assert prefix_chain(range(200), "") != prefix_chain(range(200), "tenant")
+
+
+def test_decode_goes_to_the_least_loaded_by_sequences_and_by_slots(driver: CoreDriver) -> None:
+    driver.submit("big", num_prompt=448, first=1000)
+    driver.submit("a", num_prompt=20, first=2000)
+    # One more would be the second of 4 sequences on both, but slot 532 of 1024 on D0 and 104 on D1.
+    driver.submit("b", num_prompt=20, first=3000)
+    # D0: 532 of 1024 slots. D1: the third of 4 sequences.
+    driver.submit("c", num_prompt=20, first=4000)
+    assert [route(driver, r)[1] for r in ("big", "a", "b", "c")] == ["D0", "D1", "D1", "D0"]
+
+
+def test_only_linked_pairs_are_used() -> None:
+    driver = CoreDriver()
+    for worker_id, role in (
+        ("P0", Role.PREFILL),
+        ("P1", Role.PREFILL),
+        ("D0", Role.DECODE),
+        ("D1", Role.DECODE),
+    ):
+        driver.join(worker_id, role)
+    driver.link("P1", "D1")
+    for i in range(3):
+        driver.submit(f"r{i}", first=1000 * i)
+    assert {route(driver, f"r{i}") for i in range(3)} == {("P1", "D1")}
+    driver.do(Shutdown())
+    driver.answer_cancels()
+    driver.assert_empty()
+
+
+def test_a_worker_too_small_for_a_request_does_not_get_it() -> None:
+    driver = CoreDriver()
+    driver.join("P", Role.PREFILL)
+    driver.join("D0", Role.DECODE, num_blocks=4)
+    driver.join("D1", Role.DECODE)
+    driver.link("P", "D0")
+    driver.link("P", "D1")
+    driver.submit("small", num_prompt=60, max_tokens=5)
+    driver.submit("large", num_prompt=60, max_tokens=6)
+    assert route(driver, "large")[1] == "D1"
+
+
+def test_prefix_hashes_do_not_depend_on_the_process() -> None:
+    script = "from twinpool.coordinator.routing import prefix_chain; print(prefix_chain(range(130), 'salt'))"
+    outputs = {
+        subprocess.run(
+            [sys.executable, "-c", script],
+            env=os.environ | {"PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join(sys.path)},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in ("1", "2")
+    }
+    assert outputs == {f"{prefix_chain(range(130), 'salt')}\n"}
+
+
+def test_a_chain_has_whole_chunks_only_and_is_bounded() -> None:
+    assert prefix_chain(range(CHUNK_TOKENS - 1), "") == ()
+    assert len(prefix_chain(range(CHUNK_TOKENS), "")) == 1
+    assert len(prefix_chain(range(CHUNK_TOKENS * (MAX_CHUNKS + 9)), "")) == MAX_CHUNKS
+    longer, shorter = prefix_chain(range(300), ""), prefix_chain(range(200), "")
+    assert longer[: len(shorter)] == shorter
+
+
+def test_the_prefix_index_is_bounded_and_forgets_the_oldest() -> None:
+    index = PrefixIndex(max_chunks=4)
+    index.add((1, 2, 3), "a")
+    index.add((1, 2), "b")
+    index.add((7, 8), "b")
+    assert len(index) == 4
+    assert index.num_matched_tokens((1, 2, 3), "a") == 2 * CHUNK_TOKENS
+    index.forget("a")
+    assert index.num_matched_tokens((1, 2), "a") == 0
+    assert index.num_matched_tokens((1, 2), "b") == 2 * CHUNK_TOKENS
+
+
+def test_the_service_rate_counts_busy_time_only() -> None:
+    rate = ServiceRate()
+    assert rate.seconds_for(1, 10) is None
+    for second in range(1, 11):
+        rate.advance(float(second), is_busy=True)
+        rate.left_queue(num_tokens=50)
+    assert rate.seconds_for(3, 0) == pytest.approx(3.0, rel=0.1)
+    assert rate.seconds_for(0, 500) == pytest.approx(10.0, rel=0.1)
+    rate.advance(1000.0, is_busy=False)
+    assert rate.seconds_for(3, 0) == pytest.approx(3.0, rel=0.1)
