@@ -57,6 +57,10 @@ class BlockRange:
     first_layer: int
     last_layer: int
 
+    def num_bytes(self, layout: KVLayout) -> int:
+        """Bytes that these ranges move."""
+        return len(self.source_blocks) * (self.last_layer - self.first_layer) * layout.layer_bytes
+
 
 @dataclass(frozen=True, slots=True)
 class PushReport:

@@ -93,10 +93,8 @@ class LoopbackSender:
     def push(self, fence: int, blocks: BlockRange) -> None:
         """Copies at once."""
         receiver = self._receiver()
-        num_layers = blocks.last_layer - blocks.first_layer
-        num_bytes = len(blocks.source_blocks) * num_layers * self._region.layout.layer_bytes
         with self._writing:
-            if self._log.begin(fence, num_bytes):
+            if self._log.begin(fence, blocks.num_bytes(self._region.layout)):
                 receiver.take(fence, self._writer, self._region, blocks)
                 self._log.end(fence)
 

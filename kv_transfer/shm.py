@@ -14,6 +14,7 @@ import os
 import re
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -84,8 +85,9 @@ class SharedPool:
             self.path.unlink(missing_ok=True)
             os.close(self._fd)
             self._fd = -1
-            self.memory.release()
-            _unmap(self._map)
+            with suppress(BufferError):  # a tensor still looks into it; the memory goes when that does
+                self.memory.release()
+                self._map.close()
 
 
 def allocate_shared(nbytes: int, end: LocalEnd) -> SharedPool:
@@ -195,10 +197,7 @@ class ShmSender:
     def push(self, fence: int, blocks: BlockRange) -> None:
         """Copies at once, a few MiB at a time; between two of those a stop takes effect."""
         self._require_peer()
-        num_bytes = (
-            len(blocks.source_blocks) * (blocks.last_layer - blocks.first_layer) * self._layout.layer_bytes
-        )
-        if not self._log.begin(fence, num_bytes):
+        if not self._log.begin(fence, blocks.num_bytes(self._layout)):
             return
         layers = slice(blocks.first_layer, blocks.last_layer)
         most = max(1, _MAX_COPY_BYTES // self._layout.block_bytes)
@@ -228,9 +227,9 @@ class ShmSender:
             if self._closed:
                 return
             self._closed = True
-            del self._target
             os.close(self._fd)
-            _unmap(self._map)
+            del self._target
+            self._map.close()
 
     def _require_peer(self) -> None:
         if self._closed:
@@ -264,10 +263,3 @@ def _by_layer(memory: memoryview, layout: KVLayout) -> NDArray[Any]:
     flat = np.frombuffer(memory, dtype=np.uint8)
     whole = flat[: len(flat) // layout.block_bytes * layout.block_bytes]
     return whole.reshape(-1, layout.num_layers, layout.layer_bytes)
-
-
-def _unmap(mapping: mmap.mmap) -> None:
-    try:
-        mapping.close()
-    except BufferError:
-        return  # a tensor still looks into it; the memory goes when that does

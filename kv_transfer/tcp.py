@@ -13,6 +13,7 @@ import secrets
 import select
 import socket
 import threading
+import time
 from collections.abc import Sequence
 
 import msgspec
@@ -37,6 +38,7 @@ from twinpool.kv_transfer.tcp_wire import (
 log = logging.getLogger(__name__)
 
 _HELLO_TIMEOUT_S = 5.0
+_ACCEPT_PAUSE_S = 0.1
 _MAX_CONNECTIONS = 1024
 _MAX_VIEWS = 512
 _SCRATCH_BYTES = 256 << 10
@@ -121,6 +123,7 @@ class TcpReceiver:
                 if self._closed:
                     return
                 log.exception("accepting a KV connection failed")
+                time.sleep(_ACCEPT_PAUSE_S)  # out of file descriptors, most likely
                 continue
             with self._lock:
                 if self._closed or len(self._connections) >= _MAX_CONNECTIONS:

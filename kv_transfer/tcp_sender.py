@@ -89,9 +89,7 @@ class TcpSender:
 
     def push(self, fence: int, blocks: BlockRange) -> None:
         """Queues the ranges; their bytes stay where they are until the socket takes them."""
-        num_layers = blocks.last_layer - blocks.first_layer
-        num_bytes = len(blocks.source_blocks) * num_layers * self._region.layout.layer_bytes
-        if self._log.begin(fence, num_bytes):
+        if self._log.begin(fence, blocks.num_bytes(self._region.layout)):
             self._enqueue(fence, blocks)
 
     async def finish(self, fence: int) -> PushReport:
@@ -246,6 +244,7 @@ class TcpSender:
             delivered.set_result(None)
         else:
             delivered.set_exception(error)
+            delivered.exception()  # nobody may be waiting: mark it as seen
 
 
 def _zeros(num_bytes: int) -> list[memoryview]:

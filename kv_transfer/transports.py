@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from twinpool.config import TransportName
 from twinpool.errors import TransportUnavailable
-from twinpool.kv_transfer import loopback, shm, tcp, tcp_sender, ucx
+from twinpool.kv_transfer import loopback, shm, tcp, tcp_sender, ucx, ucx_sender, ucx_worker
 from twinpool.kv_transfer.connector import KVReceiver, KVRegion, KVSender, LocalEnd
 from twinpool.kv_transfer.faulty import FaultPlan, FaultySender
 
@@ -26,7 +26,7 @@ def available() -> dict[TransportName, str | None]:
     """
     return {
         TransportName.SHM: shm.why_unavailable(),
-        TransportName.UCX: ucx.why_unavailable(),
+        TransportName.UCX: ucx_worker.why_unavailable(),
         TransportName.TCP: None,
         TransportName.LOOPBACK: None,
     }
@@ -113,7 +113,7 @@ async def _plain_sender(name: TransportName, address: bytes, region: KVRegion, e
         case TransportName.TCP:
             return await tcp_sender.TcpSender.connect(address, region, end)
         case TransportName.UCX:
-            return ucx.UcxSender(address, region, end)
+            return ucx_sender.UcxSender(address, region, end)
         case TransportName.LOOPBACK:
             return loopback.LoopbackSender(address, region, end)
         case TransportName.AUTO:

@@ -1,0 +1,167 @@
+"""`ucx`, the sending end; `ucx.py` tells how it works."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import Any
+
+from twinpool.errors import InvariantViolation, PeerLost, TransferError
+from twinpool.kv_transfer.connector import BlockRange, KVRegion, LocalEnd, PushReport
+from twinpool.kv_transfer.pushes import PushLog, until_delivered
+from twinpool.kv_transfer.ucx_worker import UcxWorker, buffer, layers_per_message, tag_of
+
+_MAX_UNDER_WAY = 128
+_CLOSED = "the link was closed"
+
+
+class UcxSender:
+    """Tag sends out of the pool of this worker."""
+
+    name = "ucx"
+
+    def __init__(self, address: bytes, region: KVRegion, end: LocalEnd) -> None:
+        """Raises TransportUnavailable if UCX cannot be used here, PeerLost if `address` leads nowhere."""
+        self.layer_group = layers_per_message(region.layout)
+        self._region = region
+        self._loop = asyncio.get_running_loop()
+        self._log = PushLog()
+        self._queue: deque[tuple[int, BlockRange]] = deque()
+        self._parts: deque[tuple[int, memoryview, Any]] = deque()
+        self._under_way: list[tuple[int, Any]] = []
+        self._fences: dict[int, _Outgoing] = {}
+        self._num_delivered = 0
+        self._lost: str | None = None
+        self._ucx = UcxWorker(end, self._pump)
+        self._core = self._ucx.core
+        try:
+            self._endpoint = self._ucx.connect(self._core.UCXAddress.create_from_buffer(address))
+        except (self._core.UCXError, ValueError) as exc:
+            self._ucx.close()
+            raise PeerLost(f"no UCX worker can be reached at that address: {exc}") from exc
+
+    def push(self, fence: int, blocks: BlockRange) -> None:
+        """Queues the ranges, which must be whole layer groups, for the event loop to send."""
+        if self._lost is not None:
+            raise PeerLost(f"the KV link by ucx is lost: {self._lost}")
+        layout = self._region.layout
+        for layer in (blocks.first_layer, blocks.last_layer):
+            if layer % self.layer_group and layer != layout.num_layers:
+                raise InvariantViolation(f"layer {layer} is no border of layer groups of {self.layer_group}")
+        if self._log.begin(fence, blocks.num_bytes(layout)):
+            self._queue.append((fence, blocks))
+            self._loop.call_soon_threadsafe(self._pump)
+
+    async def finish(self, fence: int) -> PushReport:
+        """Waits until the receiver has everything."""
+        await self._delivered(fence)
+        return self._log.finish(fence)
+
+    async def stop(self, fence: int) -> None:
+        """Sends nothing more of `fence` and waits for the messages that UCX has already: they cannot be
+        withdrawn.
+
+        A receiver that takes none of them loses the link instead.
+        """
+        self._log.stop(fence)
+        self._expand()
+        kept = [part for part in self._parts if part[0] != fence]
+        if (outgoing := self._fences.get(fence)) is not None:
+            outgoing.num_parts -= len(self._parts) - len(kept)
+        self._parts = deque(kept)
+        self._settle(fence)
+        try:
+            await self._delivered(fence)
+        except TransferError as exc:
+            self._lose(str(exc))
+
+    async def close(self) -> None:
+        """Gives up what is under way: whoever waits gets PeerLost."""
+        if self._lost != _CLOSED:
+            self._lose(_CLOSED)
+            self._lost = _CLOSED
+            self._ucx.close()
+
+    # ── event loop ──────────────────────────────────────────────────────────────────────────────────────────
+
+    async def _delivered(self, fence: int) -> None:
+        self._pump()
+        if self._lost is not None:
+            raise PeerLost(f"the KV link by ucx is lost: {self._lost}")
+        if (outgoing := self._fences.get(fence)) is not None:
+            await until_delivered(outgoing.delivered, lambda: self._num_delivered, "the receiver by ucx")
+
+    def _pump(self) -> None:
+        if self._lost is not None:
+            return
+        self._expand()
+        still: list[tuple[int, Any]] = []
+        for fence, request in self._under_way:
+            if not request.completed:
+                still.append((fence, request))
+                continue
+            try:
+                request.check_error()
+            except self._core.UCXError as exc:
+                self._lose(str(exc))
+                return
+            self._num_delivered += 1
+            self._fences[fence].num_parts -= 1
+            self._settle(fence)
+        self._under_way = still
+        posted = False
+        while self._parts and len(self._under_way) < _MAX_UNDER_WAY:
+            fence, memory, tag = self._parts.popleft()
+            self._under_way.append((fence, self._endpoint.tag_send(buffer(memory), tag)))
+            posted = True
+        if posted:
+            self._ucx.poke()
+
+    def _expand(self) -> None:
+        """Takes over what the step thread has queued, as one message per block and layer group."""
+        layout, step = self._region.layout, self.layer_group
+        while self._queue:
+            fence, blocks = self._queue.popleft()
+            if self._log.is_stopped(fence):
+                continue
+            outgoing = self._fences.setdefault(fence, _Outgoing(self._loop.create_future()))
+            outgoing.num_pushes += 1
+            for first in range(blocks.first_layer, blocks.last_layer, step):
+                last = min(first + step, layout.num_layers)
+                for source, target in zip(blocks.source_blocks, blocks.target_blocks, strict=True):
+                    start, length = layout.layer_range(source, first, last)
+                    tag = tag_of(self._core, fence, target, first // step)
+                    self._parts.append((fence, self._region.memory[start : start + length], tag))
+                    outgoing.num_parts += 1
+            self._settle(fence)
+
+    def _settle(self, fence: int) -> None:
+        """Ends the pushes of `fence` if none of its messages is left."""
+        outgoing = self._fences.get(fence)
+        if outgoing is not None and outgoing.num_parts == 0:
+            for _ in range(outgoing.num_pushes):
+                self._log.end(fence)
+            del self._fences[fence]
+            if not outgoing.delivered.done():
+                outgoing.delivered.set_result(None)
+
+    def _lose(self, reason: str) -> None:
+        if self._lost is not None:
+            return
+        self._lost = reason
+        self._queue.clear()
+        self._parts.clear()
+        for outgoing in self._fences.values():
+            if not outgoing.delivered.done():
+                outgoing.delivered.set_exception(PeerLost(f"the KV link by ucx is lost: {reason}"))
+                outgoing.delivered.exception()  # nobody may be waiting: mark it as seen
+        self._fences.clear()
+
+
+class _Outgoing:
+    """The messages of one fence that are not delivered yet."""
+
+    def __init__(self, delivered: asyncio.Future[None]) -> None:
+        self.delivered = delivered
+        self.num_parts = 0
+        self.num_pushes = 0

@@ -1,0 +1,133 @@
+"""What both ends of `ucx` share: a UCX worker on the event loop, tags, buffers. The only module that
+knows ucxx.
+
+Workers make progress on the event loop, woken by UCX's file descriptor: an idle link costs nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+from twinpool.errors import TransportUnavailable
+from twinpool.kv_transfer.connector import LocalEnd
+from twinpool.kv_transfer.plan import layer_group
+from twinpool.layout import KVLayout
+
+MAX_BLOCKS = 1 << 24
+"""How many blocks a tag can tell apart."""
+
+_MIN_MESSAGE_BYTES = 128 << 10
+_MAX_GROUPS = 1 << 8
+_MAX_PROGRESS = 64
+_LOOPBACK_HOSTS = ("127.", "localhost", "::1")
+
+# Only where the user has not set the variable: UCX's own environment always wins.
+_SETTINGS = {"RNDV_THRESH": "0", "TCP_TX_SEG_SIZE": "1m", "TCP_RX_SEG_SIZE": "1m"}
+
+
+def why_unavailable() -> str | None:
+    """None if ucxx can be used here, else what is missing."""
+    try:
+        _core()
+    except TransportUnavailable as exc:
+        return str(exc)
+    return None
+
+
+def _core() -> ModuleType:
+    try:
+        # UCX warns on stderr about variables of other UCX programs, and about one that ucxx itself sets.
+        os.environ.setdefault("UCX_WARN_UNUSED_ENV_VARS", "n")
+        import ucxx._lib.libucxx as core
+    except (ImportError, OSError) as exc:
+        raise TransportUnavailable(f"ucxx cannot be loaded ({exc}); pip install 'twinpool[ucx]'") from exc
+    return core  # type: ignore[no-any-return]
+
+
+def buffer(memory: memoryview) -> Any:
+    """`memory` as ucxx takes it."""
+    from ucxx._lib.arr import Array
+
+    return Array(memory)
+
+
+def tag_of(core: ModuleType, fence: int, block: int, group: int) -> Any:
+    """64 bits: 32 of the fence (the lower 31, and whether it is a probe's), 24 of the block, 8 of the
+    layer group.
+    """
+    narrow = fence & 0x7FFF_FFFF | (fence >> 62 & 1) << 31
+    return core.UCXXTag(narrow << 32 | block << 8 | group)
+
+
+def layers_per_message(layout: KVLayout) -> int:
+    """Layers that travel together: what makes a message worth its cost, and few enough parts for the tag."""
+    return layer_group(layout, _MIN_MESSAGE_BYTES, _MAX_GROUPS)
+
+
+class UcxWorker:
+    """A UCX worker on the running event loop. `after` is called whenever UCX may have completed something."""
+
+    def __init__(self, end: LocalEnd, after: Callable[[], None]) -> None:
+        self.core = _core()
+        self._after = after
+        self._loop = asyncio.get_running_loop()
+        settings = dict(_SETTINGS)
+        if end.host.startswith(_LOOPBACK_HOSTS):
+            settings["NET_DEVICES"] = "lo"
+        settings = {name: value for name, value in settings.items() if f"UCX_{name}" not in os.environ}
+        try:
+            features = (self.core.Feature.TAG, self.core.Feature.WAKEUP)
+            self._context = self.core.UCXContext(settings, feature_flags=features)
+            self.worker = self.core.UCXWorker(
+                self._context, enable_delayed_submission=False, enable_python_future=False
+            )
+            self.worker.init_blocking_progress_mode()
+            self._fd: int = self.worker.epoll_file_descriptor
+        except self.core.UCXError as exc:
+            raise TransportUnavailable(f"transport ucx: UCX does not start: {exc}") from exc
+        self._is_scheduled = False
+        self._is_closed = False
+        self._loop.add_reader(self._fd, self._step)
+
+    def connect(self, address: Any) -> Any:
+        """An endpoint to the worker at `address`. Without UCX's error handling, which would rule out
+        shared memory.
+        """
+        return self.core.UCXEndpoint.create_from_worker_address(
+            self.worker, address, endpoint_error_handling=False
+        )
+
+    def poke(self) -> None:
+        """Something was posted: make progress soon. Event loop only."""
+        if not self._is_scheduled and not self._is_closed:
+            self._is_scheduled = True
+            self._loop.call_soon(self._run)
+
+    def _run(self) -> None:
+        self._is_scheduled = False
+        self._step()
+
+    def _step(self) -> None:
+        if self._is_closed:
+            return
+        moved = False
+        for _ in range(_MAX_PROGRESS):
+            if not self.worker.progress():
+                break
+            moved = True
+        self._after()
+        # Sleeping is allowed only after UCX agrees that nothing is pending; else the next event may never
+        # show.
+        if moved or not self.worker.arm():
+            self.poke()
+
+    def close(self) -> None:
+        """Gives up what is under way and releases the worker."""
+        self._is_closed = True
+        self._loop.remove_reader(self._fd)
+        self.worker.cancel_inflight_requests()
+        self.worker.progress()
