@@ -1,0 +1,159 @@
+"""Which prompts a prefill step computes, and how much of each."""
+
+from __future__ import annotations
+
+import pytest
+from support.jobs import job
+
+from twinpool.config import SchedulerConfig
+from twinpool.engine.batch import SequenceSlice
+from twinpool.engine.block_pool import BlockPool
+from twinpool.errors import InvariantViolation
+from twinpool.prefill_pool.scheduler import PrefillScheduler, Prompt
+from twinpool.request import Job
+
+SIZE = 4
+
+
+class Anybody:
+    """Admits every prompt that fits."""
+
+    def may_start(self, prompt: Prompt, num_blocks: int) -> bool:
+        assert num_blocks >= 1
+        return prompt.table is None
+
+    def make_room(self, prompt: Prompt) -> bool:
+        assert prompt.table is None
+        return False
+
+
+class Bench:
+    """A scheduler with its pool, and the steps it has planned."""
+
+    def __init__(self, num_blocks: int = 100, headroom_tokens: int = 0, **settings: float) -> None:
+        self.pool = BlockPool(num_blocks, SIZE)
+        config = SchedulerConfig(**settings)  # type: ignore[arg-type]
+        self.scheduler = PrefillScheduler(self.pool, config, headroom_tokens)
+
+    def step(self, token_budget: int, now: float = 0.0) -> list[tuple[str, int, int]]:
+        """Plans and completes one step: (name, start, end) of each chunk. Prompts that are done let go."""
+        chunks = self.scheduler.plan(now, token_budget, Anybody())
+        for chunk in chunks:
+            prompt = self.scheduler.complete(chunk)
+            if prompt.is_done and prompt.table is not None:
+                self.pool.release(prompt.table)
+        self.pool.check()
+        return [(chunk.key.request_id, chunk.start, chunk.end) for chunk in chunks]
+
+
+def test_a_long_prompt_is_cut_at_the_token_budget_and_only_its_end_is_sampled() -> None:
+    bench = Bench()
+    bench.scheduler.add(job("a", 10), 0.0)
+    plans: list[list[SequenceSlice]] = []
+    while len(bench.scheduler):
+        plans.append(bench.scheduler.plan(0.0, 4, Anybody()))
+        bench.scheduler.complete(plans[-1][0])
+    chunks = [plan[0] for plan in plans]
+    assert [(c.start, c.end, c.sampling is not None) for c in chunks] == [
+        (0, 4, False),
+        (4, 8, False),
+        (8, 10, True),
+    ]
+    assert [token for c in chunks for token in c.token_ids] == list(range(1000, 1010))
+
+
+def test_several_prompts_share_a_step_shortest_first() -> None:
+    bench = Bench()
+    for name, length in (("long", 9), ("short", 2), ("middle", 5)):
+        bench.scheduler.add(job(name, length, first=100 * length), 0.0)
+    assert bench.step(10) == [("short", 0, 2), ("middle", 0, 5), ("long", 0, 3)]
+    assert bench.step(10) == [("long", 3, 9)]
+
+
+def test_a_short_prompt_goes_before_the_rest_of_a_long_one() -> None:
+    bench = Bench()
+    bench.scheduler.add(job("long", 12), 0.0)
+    assert bench.step(4) == [("long", 0, 4)]
+    bench.scheduler.add(job("short", 3, first=5), 0.1)
+    assert bench.step(4, now=0.1) == [("short", 0, 3), ("long", 4, 5)]
+
+
+def test_an_old_prompt_goes_before_shorter_ones_so_nothing_starves() -> None:
+    bench = Bench(max_queue_age_s=2.0)
+    bench.scheduler.add(job("long", 8), 0.0)
+    now, rounds = 0.0, 0
+    while "long" in {prompt.job.request_id for prompt in bench.scheduler}:
+        bench.scheduler.add(job(f"short-{rounds}", 4, first=10_000 + 4 * rounds), now)
+        bench.step(4, now)
+        now, rounds = now + 0.5, rounds + 1
+        assert rounds < 10
+    assert now >= 2.0
+
+
+def test_a_prompt_starts_with_all_its_blocks_or_waits() -> None:
+    bench = Bench(num_blocks=4)
+    bench.scheduler.add(job("first", 9), 0.0)
+    assert bench.step(4) == [("first", 0, 4)]
+    assert bench.pool.num_owned == 3
+    bench.scheduler.add(job("second", 6, first=5), 0.0)
+    assert bench.step(10) == [("first", 4, 9)]
+    assert bench.step(10) == [("second", 0, 6)]
+
+
+def test_nobody_starts_past_an_old_prompt_that_does_not_fit_yet() -> None:
+    bench = Bench(num_blocks=4, max_queue_age_s=1.0)
+    bench.scheduler.add(job("running", 8), 0.0)
+    assert bench.step(1) == [("running", 0, 1)]
+    bench.scheduler.add(job("big", 16, first=100), 0.0)
+    bench.scheduler.add(job("small", 4, first=200), 1.5)
+    assert bench.step(1, now=2.0) == [("running", 1, 2)]
+    assert bench.step(100, now=2.0) == [("running", 2, 8)]
+    assert bench.step(100, now=2.0) == [("big", 0, 16)]
+
+
+def test_a_cached_prefix_is_not_computed_but_the_last_token_always_is() -> None:
+    bench = Bench()
+    bench.scheduler.add(job("cold", 8), 0.0)
+    bench.step(100)
+    prompt = bench.scheduler.add(job("same", 8), 0.0)
+    assert bench.step(100) == [("same", 4, 8)]
+    assert prompt.num_cached == 4
+    bench.scheduler.add(job("longer", 11), 0.0)
+    assert bench.step(100) == [("longer", 8, 11)]
+
+
+def test_a_prompt_with_most_of_it_cached_counts_as_short() -> None:
+    bench = Bench()
+    bench.scheduler.add(job("cold", 12), 0.0)
+    bench.step(100)
+    bench.scheduler.add(job("fresh", 5, first=5), 0.0)
+    bench.scheduler.add(job("warm", 14), 0.0)
+    assert [name for name, *_ in bench.step(100)] == ["warm", "fresh"]
+
+
+def test_headroom_is_reserved_but_no_more_than_may_be_generated() -> None:
+    bench = Bench(headroom_tokens=8)
+    bench.scheduler.add(job("chatty", 4, max_tokens=100), 0.0)
+    bench.scheduler.plan(0.0, 1, Anybody())
+    assert bench.pool.num_owned == 3
+    bench.scheduler.add(job("brief", 3, max_tokens=2, first=5), 0.0)
+    bench.scheduler.plan(0.0, 100, Anybody())
+    assert bench.pool.num_owned == 4
+
+
+def test_a_prompt_that_gave_up_its_blocks_starts_over() -> None:
+    bench = Bench(num_blocks=4)
+    bench.scheduler.add(job("a", 12), 0.0)
+    bench.step(5)
+    assert bench.scheduler.unstart_youngest()
+    assert not bench.scheduler.unstart_youngest()
+    assert bench.pool.num_owned == 0
+    assert bench.step(100) == [("a", 4, 12)]
+
+
+def test_the_same_attempt_cannot_be_queued_twice() -> None:
+    bench = Bench()
+    once: Job = job("a", 3)
+    bench.scheduler.add(once, 0.0)
+    with pytest.raises(InvariantViolation, match="twice"):
+        bench.scheduler.add(once, 0.0)
