@@ -97,18 +97,23 @@ class Coordinator:
         """Admits nothing more, lets running requests end for at most `drain_s`, then stops the workers and
         itself.
 
-        What is not complete by then ends with a timeout in its stream. Calling it twice is fine.
+        What is not complete by then ends with a timeout in its stream. Cancelling this skips the waits, nothing
+        else. Calling it twice is fine.
         """
         if self._is_stopping or self._channel is None:
             return
         self._is_stopping = True
-        self._handle(Drain())
-        await self._wait_until(lambda: self._core.num_live == 0, self._config.drain_s)
-        self._handle(Shutdown())
-        await self._wait_until(lambda: len(self._core.registry) == 0, LEAVE_GRACE_S)
-        if self._ticker is not None:
-            self._ticker.cancel()
-        self._channel.close()
+        try:
+            self._handle(Drain())
+            await self._wait_until(lambda: self._core.num_live == 0, self._config.drain_s)
+        finally:
+            self._handle(Shutdown())
+            try:
+                await self._wait_until(lambda: len(self._core.registry) == 0, LEAVE_GRACE_S)
+            finally:
+                if self._ticker is not None:
+                    self._ticker.cancel()
+                self._channel.close()
 
     def worker_exited(self, worker_id: str, pid: int, reason: str) -> None:
         """The launcher saw that process end: its requests go on elsewhere at once, not after its lease."""

@@ -374,3 +374,18 @@ async def test_draining_lets_streams_end_and_times_out_the_rest() -> None:
         assert last.finish is FinishReason.TIMEOUT
         await worker.got(Stop)
         await stopping
+
+
+async def test_cancelling_the_drain_stops_at_once_but_in_order() -> None:
+    async with running(drain_s=60.0) as (live, coordinator):
+        worker = live.worker("colocated-0", Role.COLOCATED)
+        await until(lambda: coordinator.ready()[0])
+        outputs = coordinator.submit(request(coordinator))
+        stopping = asyncio.create_task(coordinator.drain_and_stop())
+        await until(lambda: not coordinator.ready()[0])
+        stopping.cancel()
+        _, last = await read(outputs)
+        assert last.finish is FinishReason.TIMEOUT
+        await worker.got(Stop)
+        with pytest.raises(asyncio.CancelledError):
+            await stopping
