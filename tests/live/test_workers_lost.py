@@ -1,0 +1,136 @@
+"""Processes that die: every request has a clear outcome, blocks come back, others go on, nobody is left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import pytest
+from support.server import Server, serving, wait_for
+
+pytestmark = pytest.mark.timeout(180)
+FIXED = ("--dtype", "float32")
+
+
+def stream(server: Server, prompt: str, max_tokens: int) -> tuple[str, str]:
+    """The text that came and how the stream ended: a finish reason, "error", or "broken" (no terminal event)."""
+    body = {"prompt": prompt, "temperature": 0, "max_tokens": max_tokens, "ignore_eos": True, "stream": True}
+    text, end = "", "broken"
+    with httpx.stream("POST", server.url + "/v1/completions", json=body, timeout=90) as response:
+        if response.status_code != 200:
+            return "", f"status {response.status_code}"
+        for line in response.iter_lines():
+            if not line.startswith("data: ") or line == "data: [DONE]":
+                continue
+            event = json.loads(line.removeprefix("data: "))
+            if "error" in event:
+                return text, "error"
+            for choice in event["choices"]:
+                text += choice["text"]
+                end = choice["finish_reason"] or end
+    return text, end
+
+
+def is_alive(pid: int) -> bool:
+    """Whether the process exists and is no zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+@pytest.mark.parametrize("victim", ["prefill-0", "decode-0"])
+def test_a_worker_killed_in_traffic(tmp_path: Path, victim: str) -> None:
+    """Two workers of each pool; one is killed while eight streams run. All end with the undisturbed text, or an error."""
+    prompts = [f"Story number {n}. In the beginning" for n in range(8)]
+    with serving(tmp_path, *FIXED, "--prefill", "2", "--decode", "2") as server:
+        undisturbed = [stream(server, prompt, 60) for prompt in prompts]
+        assert {end for _, end in undisturbed} == {"length"}
+        pid = server.worker_pids()[victim]
+        delivered = server.metric("twinpool_delivered_tokens_total")
+        with ThreadPoolExecutor(8) as pool:
+            running = [pool.submit(stream, server, prompt, 60) for prompt in prompts]
+            wait_for(
+                "streams are on their way",
+                lambda: server.metric("twinpool_delivered_tokens_total") > delivered + 40,
+            )
+            os.kill(pid, signal.SIGKILL)
+            outcomes = [future.result() for future in running]
+        for (text, end), (wanted, _) in zip(outcomes, undisturbed, strict=True):
+            assert end in ("length", "error"), end
+            assert text == wanted if end == "length" else wanted.startswith(text)
+        assert sum(end == "length" for _, end in outcomes) >= 4, "the other pair of workers was disturbed"
+        wait_for("the worker is started again", lambda: victim in server.worker_pids(), 30)
+        wait_for("and joins", lambda: server.metric("twinpool_workers") == 4, 30)
+        assert stream(server, prompts[0], 60) == undisturbed[0]
+        server.wait_until_empty()
+
+
+def test_no_process_outlives_a_killed_coordinator(tmp_path: Path) -> None:
+    """SIGKILL gives the coordinator no time to tell anybody; the workers still end, and leave no shared memory."""
+    with serving(tmp_path, *FIXED) as server:
+        workers = server.worker_pids()
+        assert set(workers) == {"prefill-0", "decode-0"}
+        own = [
+            path for path in Path("/dev/shm").glob("twinpool.*") if _is_mapped_by(path, workers["decode-0"])
+        ]
+        assert own
+        server.process.kill()
+        server.process.wait()
+        wait_for("the workers end", lambda: not any(is_alive(pid) for pid in workers.values()), 10)
+        assert not any(path.exists() for path in own)
+
+
+def _is_mapped_by(path: Path, pid: int) -> bool:
+    return str(path) in Path(f"/proc/{pid}/maps").read_text()
+
+
+def test_sigterm_lets_running_streams_end_and_admits_no_new_ones(tmp_path: Path) -> None:
+    """Draining: what runs ends whole, what comes is refused, then everything stops with status 0."""
+    with serving(tmp_path, *FIXED) as server, ThreadPoolExecutor(1) as pool:
+        workers = server.worker_pids()
+        running = pool.submit(stream, server, "A long story about the sea:", 150)
+        wait_for("the stream runs", lambda: server.metric("twinpool_delivered_tokens_total") > 3)
+        server.process.send_signal(signal.SIGTERM)
+        wait_for("the server says that it drains", lambda: server.get("/ready").status_code == 503)
+        refused = server.post("/v1/completions", {"prompt": "too late", "max_tokens": 1})
+        assert refused.status_code == 503
+        text, end = running.result()
+        assert (bool(text), end) == (True, "length")
+        assert server.process.wait(20) == 0
+        assert not any(is_alive(pid) for pid in workers.values())
+
+
+def test_clients_that_leave_free_both_pools(tmp_path: Path) -> None:
+    """Left while queued, while prefilling, and while decoding: the blocks come back, the next request works."""
+    long_prompt = "word " * 1400
+    with serving(tmp_path, *FIXED, "--token-budget", "64") as server:
+        for prompt, patience_s in ((long_prompt, 0.05), (long_prompt, 1.0), ("A story:", 1.0)):
+            body = {"prompt": prompt, "max_tokens": 400, "ignore_eos": True, "temperature": 0}
+            with pytest.raises(httpx.ReadTimeout):
+                httpx.post(
+                    server.url + "/v1/completions", json=body, timeout=httpx.Timeout(10, read=patience_s)
+                )
+            server.wait_until_empty(5)
+        assert stream(server, "Still there?", 4)[1] == "length"
+        assert server.metric("twinpool_requests_total", outcome="cancelled") == 3
+
+
+def test_a_full_queue_answers_429_with_retry_after(tmp_path: Path) -> None:
+    """One running, two waiting; the next is refused at once and told when to come back."""
+    with (
+        serving(tmp_path, *FIXED, "--max-num-seqs", "1", "--max-queue-requests", "2") as server,
+        ThreadPoolExecutor(12) as pool,
+    ):
+        body = {"prompt": "A story:", "max_tokens": 40, "ignore_eos": True, "temperature": 0}
+        answers = list(pool.map(lambda _: server.post("/v1/completions", body), range(12)))
+        codes = sorted(answer.status_code for answer in answers)
+        assert set(codes) == {200, 429}
+        refused = next(answer for answer in answers if answer.status_code == 429)
+        assert int(refused.headers["retry-after"]) >= 1
+        assert refused.json()["error"]["code"] == "queue_full"
+        server.wait_until_empty()
