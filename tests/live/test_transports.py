@@ -227,6 +227,45 @@ async def test_a_stopped_fence_writes_nothing_any_more(desk: Desk) -> None:
     assert (np.delete(desk.blocks, 5, axis=0) == UNTOUCHED).all()
 
 
+async def test_a_stop_in_the_midst_of_a_step_is_final_even_while_the_receiver_still_expects(
+    desk: Desk,
+) -> None:
+    pool = KVRegion(memoryview(bytearray(NUM_BLOCKS * LAYOUT.block_bytes)), LAYOUT, NUM_BLOCKS)
+    source = np.frombuffer(pool.memory, dtype=np.uint8)
+    end = LocalEnd("prefill-0", "b2")
+    sender = await transports.sender(desk.name, desk.receiver.address(), pool, end)
+    blocks = list(range(NUM_BLOCKS - 1))
+    desk.receiver.expect(1, end.writer, blocks)
+
+    writing = threading.Event()
+
+    def steps() -> None:
+        for step in range(40):
+            source.fill(step)  # so that a late write cannot go unseen
+            if step == 3:
+                writing.set()
+            for first in range(0, LAYERS, sender.layer_group):
+                last = min(first + sender.layer_group, LAYERS)
+                sender.push(1, BlockRange(blocks, blocks, first, last))
+
+    pushing = asyncio.create_task(asyncio.to_thread(steps))
+    async with asyncio.timeout(DEADLINE_S):
+        await asyncio.to_thread(writing.wait)
+        await sender.stop(1)
+        after_stop = desk.blocks.copy()
+        await pushing
+        barrier = [NUM_BLOCKS - 1]
+        desk.receiver.expect(2, end.writer, barrier)
+        for first in range(0, LAYERS, sender.layer_group):
+            sender.push(2, BlockRange([0], barrier, first, min(first + sender.layer_group, LAYERS)))
+        await sender.finish(2)
+        await desk.receiver.arrived(2)
+    assert (desk.blocks[:-1] == after_stop[:-1]).all()
+    desk.receiver.forget(2)
+    await desk.receiver.cancel(1)
+    await sender.close()
+
+
 async def test_a_fence_that_only_the_receiver_cancelled_writes_nothing_where_that_can_be_had(
     desk: Desk,
 ) -> None:

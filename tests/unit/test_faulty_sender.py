@@ -1,0 +1,102 @@
+"""The fault injector, around loopback: what each fault does, and that it is the same for the same seed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import numpy as np
+import pytest
+
+from twinpool.config import TransportName
+from twinpool.errors import PeerLost
+from twinpool.kv_transfer import transports
+from twinpool.kv_transfer.connector import BlockRange, KVRegion, LocalEnd
+from twinpool.kv_transfer.faulty import FaultySender
+from twinpool.kv_transfer.loopback import LoopbackReceiver
+from twinpool.layout import Dtype, KVLayout
+
+LAYOUT = KVLayout(num_layers=4, num_kv_heads=1, head_dim=8, block_size=8, dtype=Dtype.FLOAT32)
+NUM_BLOCKS = 8
+END = LocalEnd("prefill-0", "a1")
+ALL = list(range(NUM_BLOCKS))
+
+
+def region(fill: int) -> KVRegion:
+    return KVRegion(memoryview(bytearray([fill]) * (NUM_BLOCKS * LAYOUT.block_bytes)), LAYOUT, NUM_BLOCKS)
+
+
+@pytest.fixture
+async def receiver() -> AsyncIterator[LoopbackReceiver]:
+    receiver = LoopbackReceiver(region(0))
+    yield receiver
+    await receiver.close()
+
+
+async def faulty(receiver: LoopbackReceiver, spec: str, pool: KVRegion | None = None) -> FaultySender:
+    source = pool or region(7)
+    sender = await transports.sender(TransportName.LOOPBACK, receiver.address(), source, END, spec)
+    assert isinstance(sender, FaultySender)
+    return sender
+
+
+def push_layers(sender: FaultySender, fence: int) -> None:
+    for layer in range(LAYOUT.num_layers):
+        sender.push(fence, BlockRange(ALL, ALL, layer, layer + 1))
+
+
+async def test_corruption_flips_bytes_on_the_way_and_leaves_the_source_alone() -> None:
+    pool, target = region(7), region(0)
+    receiver = LoopbackReceiver(target)
+    sender = await faulty(receiver, "corrupt=1", pool)
+    receiver.expect(1, END.writer, ALL)
+    push_layers(sender, 1)
+    report = await sender.finish(1)
+    await receiver.arrived(1)
+    wrong = np.frombuffer(target.memory, np.uint8) != 7
+    assert wrong.sum() == LAYOUT.num_layers
+    assert bytes(pool.memory) == bytes(region(7).memory)
+    assert report.num_bytes == NUM_BLOCKS * LAYOUT.block_bytes
+    await receiver.close()
+
+
+async def test_dropped_pushes_never_arrive(receiver: LoopbackReceiver) -> None:
+    sender = await faulty(receiver, "drop=1")
+    receiver.expect(1, END.writer, ALL)
+    push_layers(sender, 1)
+    assert (await sender.finish(1)).num_bytes == 0
+    assert sender.num_faults["drop"] == LAYOUT.num_layers
+
+
+async def test_a_stalled_fence_ends_only_with_its_stop(receiver: LoopbackReceiver) -> None:
+    sender = await faulty(receiver, "stall=1")
+    receiver.expect(1, END.writer, ALL)
+    push_layers(sender, 1)
+    finishing = asyncio.create_task(sender.finish(1))
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert not finishing.done()
+    await sender.stop(1)
+    with pytest.raises(PeerLost, match="stalled"):
+        await finishing
+
+
+async def test_a_dead_link_stays_dead(receiver: LoopbackReceiver) -> None:
+    sender = await faulty(receiver, "death=1")
+    with pytest.raises(PeerLost, match="injected"):
+        push_layers(sender, 1)
+    with pytest.raises(PeerLost, match="injected"):
+        await sender.finish(1)
+    await sender.stop(1)
+    await sender.close()
+
+
+async def test_the_same_seed_breaks_the_same_pushes(receiver: LoopbackReceiver) -> None:
+    counts = []
+    for _ in range(2):
+        sender = await faulty(receiver, "drop=0.5,seed=11")
+        for fence in range(20):
+            push_layers(sender, fence)
+        counts.append(sender.num_faults["drop"])
+    assert counts[0] == counts[1]
+    assert 20 < counts[0] < 60
