@@ -52,12 +52,14 @@ class Shape(ABC):
         include_usage: bool,
         return_token_ids: bool,
     ) -> None:
-        self._identity = {"id": f"{self.id_prefix}-{request_id}", "created": created, "model": model}
+        self._id = f"{self.id_prefix}-{request_id}"
+        self._created = created
+        self._model = model
         self._num_prompt = len(prompt_token_ids)
         self._prompt_ids = {"prompt_token_ids": prompt_token_ids} if return_token_ids else {}
         self._include_usage = include_usage
         self._return_token_ids = return_token_ids
-        self._head = b"data: " + to_json({**self._identity, "object": self.chunk_object})[:-1]
+        self._head = b"data: " + to_json(self._identity(self.chunk_object))[:-1]
         # With include_usage every chunk but the last says that it has none, as OpenAI's do.
         self._tail = b',"usage":null}\n\n' if include_usage else b"}\n\n"
         before, after = self._chunk(self._delta_choice("\0")).split(b'"\\u0000"')
@@ -87,12 +89,14 @@ class Shape(ABC):
         """The body of an answer that is not streamed."""
         ids = {"token_ids": token_ids} if self._return_token_ids else {}
         body = {
-            **self._identity,
-            "object": self.whole_object,
+            **self._identity(self.whole_object),
             "choices": [self._whole_choice(text, finish) | ids],
             "usage": self._usage(len(token_ids)),
         }
         return to_json(self._with_prompt_ids(body))
+
+    def _identity(self, kind: str) -> dict[str, Any]:
+        return {"id": self._id, "object": kind, "created": self._created, "model": self._model}
 
     def _usage(self, num_output: int) -> dict[str, int]:
         return {
