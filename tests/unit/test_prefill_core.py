@@ -1,0 +1,406 @@
+"""The prefill worker's decisions, step by step; every story ends with everything free."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from support.jobs import EOS, done, job, messages, names
+
+from twinpool.config import SchedulerConfig
+from twinpool.layout import Dtype, KVLayout
+from twinpool.messages import (
+    Cancel,
+    Dropped,
+    Message,
+    Prefill,
+    PrefillReport,
+    PushTo,
+    Renew,
+    Revoke,
+    RevokeAck,
+    Seal,
+    SealAck,
+    StepTokens,
+)
+from twinpool.prefill_pool.core import PrefillCore
+from twinpool.request import FinishReason, Job, RequestKey
+from twinpool.worker.core import (
+    BlockPush,
+    Command,
+    FinishPush,
+    FromCoordinator,
+    FromPeer,
+    PeerGone,
+    PeerLinked,
+    Push,
+    PushFailed,
+    PushFinished,
+    PushStopped,
+    SendPeer,
+    StepPlan,
+    StopPush,
+    Tick,
+)
+
+LAYOUT = KVLayout(num_layers=2, num_kv_heads=1, head_dim=4, block_size=4, dtype=Dtype.FLOAT32)
+DECODE = ("decode-0", "life-1")
+
+
+class Bench:
+    """A prefill core that is linked to one decode worker."""
+
+    def __init__(self, num_blocks: int = 20, **settings: float) -> None:
+        self.num_blocks = num_blocks
+        self.core = PrefillCore(num_blocks, LAYOUT, "model", SchedulerConfig(**settings))  # type: ignore[arg-type]
+        self.now = 0.0
+        self.handle(PeerLinked(*DECODE, "memory"))
+
+    def handle(self, event: object) -> list[Command]:
+        commands = self.core.handle(event, self.now)  # type: ignore[arg-type]
+        self.core.check()
+        return commands
+
+    def tell(self, message: Message) -> list[Command]:
+        return self.handle(FromCoordinator(message))
+
+    def hear(self, message: Message) -> list[Command]:
+        return self.handle(FromPeer(*DECODE, message))
+
+    def plan(self) -> StepPlan:
+        plan = self.core.next_step(self.now)
+        self.core.check()
+        assert plan is not None
+        return plan
+
+    def start(self, work: Job) -> None:
+        assert self.tell(Prefill(work, "decode-0")) == []
+
+    def grant(self, work: Job, fence: int = 9, num_cached: int = 0) -> list[Command]:
+        num_blocks = self.core.pool.blocks_for(len(work.token_ids))
+        return self.tell(PushTo(work.key, *DECODE, fence, tuple(range(100, 100 + num_blocks)), num_cached))
+
+    @property
+    def num_held(self) -> int:
+        return self.core.pool.num_owned
+
+
+@pytest.fixture
+def bench() -> Iterator[Bench]:
+    bench = Bench()
+    yield bench
+    stats = bench.core.stats()
+    assert stats.free_blocks + stats.cached_blocks == bench.num_blocks
+    assert stats.waiting == stats.running == stats.leased_blocks == 0
+    assert bench.core.next_step(bench.now) is None
+
+
+def test_life_of_a_job_that_is_granted_before_it_is_computed(bench: Bench) -> None:
+    # 1. the job comes, then room is granted
+    work = job("a", 10)
+    bench.start(work)
+    assert bench.grant(work) == []
+    # 2. the step pushes, layer by layer, the blocks that it fills
+    plan = bench.plan()
+    table = plan.batch.slices[0].block_table
+    assert plan.pushes == (BlockPush(9, "decode-0", tuple(table), (100, 101, 102)),)
+    # 3. the first token goes out at once, and the pushes are to be finished
+    bench.now = 0.5
+    commands = bench.handle(done(plan))
+    report, tokens = messages(commands)
+    assert report == PrefillReport(work.key, 0.0, 0.5, 0, 10, 1)
+    assert isinstance(tokens, StepTokens)
+    assert (tokens.tokens[0].index, tokens.tokens[0].token_id, tokens.tokens[0].finish) == (0, 50, None)
+    assert commands[-1] == FinishPush(9, "decode-0", tuple(table))
+    # 4. handed over: sealed with a manifest
+    (seal,) = messages(bench.handle(PushFinished(9, (1, 2, 3), 768, 0.1)))
+    assert isinstance(seal, Seal)
+    assert (seal.manifest.block_ids, seal.manifest.digests) == ((100, 101, 102), (1, 2, 3))
+    assert (seal.manifest.num_tokens, seal.manifest.first_token, seal.manifest.num_bytes) == (10, 50, 768)
+    assert bench.num_held == 3
+    # 5. verified: the blocks come back
+    assert bench.hear(SealAck(work.key, 9)) == []
+    assert bench.num_held == 0
+
+
+def test_a_grant_during_the_step_pushes_its_blocks_after_the_step(bench: Bench) -> None:
+    work = job("a", 6)
+    bench.start(work)
+    plan = bench.plan()
+    assert plan.pushes == ()
+    assert bench.grant(work) == []
+    push, finish = bench.handle(done(plan))[-2:]
+    assert isinstance(push, Push)
+    assert push.push.target_blocks == (100, 101)
+    assert isinstance(finish, FinishPush)
+    bench.handle(PushFinished(9, (1, 2), 1, 0.1))
+    bench.hear(SealAck(work.key, 9))
+
+
+def test_a_parked_prompt_is_pushed_when_decode_grants(bench: Bench) -> None:
+    work = job("a", 6)
+    bench.start(work)
+    bench.handle(done(bench.plan()))
+    assert bench.core.stats().leased_blocks == 2
+    push, finish = bench.grant(work)
+    assert isinstance(push, Push)
+    assert isinstance(finish, FinishPush)
+    bench.handle(PushFinished(9, (1, 2), 1, 0.1))
+    bench.hear(SealAck(work.key, 9))
+
+
+def test_a_chunked_prompt_pushes_each_block_in_the_step_that_completes_it() -> None:
+    bench = Bench(token_budget=5)
+    work = job("a", 12)
+    bench.start(work)
+    bench.grant(work)
+    pushed = []
+    for _ in range(3):
+        plan = bench.plan()
+        pushed.append([push.target_blocks for push in plan.pushes])
+        bench.handle(done(plan))
+    assert pushed == [[(100,)], [(101,)], [(102,)]]
+
+
+def test_blocks_that_decode_holds_are_not_sent(bench: Bench) -> None:
+    work = job("a", 10)
+    bench.start(work)
+    bench.grant(work, num_cached=2)
+    plan = bench.plan()
+    assert [push.target_blocks for push in plan.pushes] == [(102,)]
+    assert bench.handle(done(plan))[-1] == FinishPush(9, "decode-0", tuple(plan.pushes[0].source_blocks))
+    (seal,) = messages(bench.handle(PushFinished(9, (3,), 1, 0.1)))
+    assert isinstance(seal, Seal)
+    assert seal.manifest.block_ids == (102,)
+    bench.hear(SealAck(work.key, 9))
+
+
+def test_when_decode_holds_every_block_nothing_is_sent_and_it_is_sealed_at_once(bench: Bench) -> None:
+    work = job("a", 8)
+    bench.start(work)
+    bench.grant(work, num_cached=2)
+    plan = bench.plan()
+    assert plan.pushes == ()
+    seal = messages(bench.handle(done(plan)))[-1]
+    assert isinstance(seal, Seal)
+    assert (seal.manifest.block_ids, seal.manifest.num_bytes) == ((), 0)
+    bench.hear(SealAck(work.key, 9))
+
+
+@pytest.mark.parametrize(("max_tokens", "token"), [(1, 50), (8, EOS)])
+def test_an_answer_of_one_token_is_never_handed_over(bench: Bench, max_tokens: int, token: int) -> None:
+    work = job("a", 6, max_tokens=max_tokens)
+    bench.start(work)
+    _, tokens = messages(bench.handle(done(bench.plan(), token)))
+    assert isinstance(tokens, StepTokens)
+    assert tokens.tokens[0].finish is (FinishReason.LENGTH if max_tokens == 1 else FinishReason.STOP)
+    assert bench.num_held == 0
+
+
+def test_an_answer_that_ends_while_blocks_travel_keeps_them_until_the_push_has_stopped(bench: Bench) -> None:
+    work = job("a", 6)
+    bench.start(work)
+    bench.grant(work)
+    assert bench.handle(done(bench.plan(), EOS))[-1] == StopPush(9, "decode-0")
+    assert bench.num_held == 2
+    assert bench.handle(PushStopped(9)) == []
+
+
+def test_cancel_of_a_queued_job_and_of_an_unknown_one_is_answered_at_once(bench: Bench) -> None:
+    work = job("a", 6)
+    bench.start(work)
+    assert messages(bench.tell(Cancel(work.key))) == [Dropped(work.key, "cancelled")]
+    assert messages(bench.tell(Cancel(work.key))) == [Dropped(work.key, "cancelled")]
+
+
+def test_cancel_during_the_step_takes_effect_when_it_is_done(bench: Bench) -> None:
+    work = job("a", 6)
+    bench.start(work)
+    plan = bench.plan()
+    assert bench.tell(Cancel(work.key)) == []
+    assert bench.num_held == 2
+    assert messages(bench.handle(done(plan))) == [Dropped(work.key, "cancelled")]
+
+
+def test_cancel_during_a_step_that_pushes_stops_the_push_after_the_step(bench: Bench) -> None:
+    work = job("a", 6)
+    bench.start(work)
+    bench.grant(work)
+    plan = bench.plan()
+    assert bench.tell(Cancel(work.key)) == []
+    assert bench.handle(done(plan)) == [StopPush(9, "decode-0")]
+    assert bench.num_held == 2
+    assert messages(bench.handle(PushStopped(9))) == [Dropped(work.key, "cancelled")]
+
+
+@pytest.mark.parametrize("is_sealed", [False, True])
+def test_cancel_while_bytes_may_be_under_way_waits_for_the_transport(bench: Bench, is_sealed: bool) -> None:
+    work = job("a", 6)
+    bench.start(work)
+    bench.grant(work)
+    bench.handle(done(bench.plan()))
+    if is_sealed:
+        bench.handle(PushFinished(9, (1, 2), 1, 0.1))
+    assert bench.tell(Cancel(work.key)) == [StopPush(9, "decode-0")]
+    assert bench.handle(PushFinished(9, (1, 2), 1, 0.1)) == []  # it was on its way already
+    assert bench.hear(SealAck(work.key, 9)) == []
+    assert bench.num_held == 2
+    assert messages(bench.handle(PushStopped(9))) == [Dropped(work.key, "cancelled")]
+
+
+def test_cancel_of_a_parked_job_frees_it_at_once(bench: Bench) -> None:
+    work = job("a", 6)
+    bench.start(work)
+    bench.handle(done(bench.plan()))
+    assert messages(bench.tell(Cancel(work.key))) == [Dropped(work.key, "cancelled")]
+    assert bench.grant(work) == []
+
+
+def test_a_revoked_push_is_acknowledged_once_it_has_stopped(bench: Bench) -> None:
+    work = job("a", 6)
+    bench.start(work)
+    bench.grant(work)
+    bench.handle(done(bench.plan()))
+    assert bench.hear(Revoke(work.key, 9)) == [StopPush(9, "decode-0")]
+    assert bench.hear(Revoke(work.key, 9)) == []
+    ack = RevokeAck(work.key, 9)
+    assert messages(bench.handle(PushStopped(9)))[:2] == [ack, ack]
+
+
+def test_a_revocation_that_overtakes_its_grant_makes_it_void(bench: Bench) -> None:
+    work = job("a", 6)
+    bench.start(work)
+    assert bench.hear(Revoke(work.key, 9)) == [SendPeer(*DECODE, RevokeAck(work.key, 9))]
+    (dropped,) = messages(bench.grant(work))
+    assert isinstance(dropped, Dropped)
+    assert dropped.reason == "transfer"
+    assert bench.num_held == 0
+
+
+def test_another_life_of_the_decode_worker_cannot_revoke(bench: Bench) -> None:
+    work = job("a", 6)
+    bench.start(work)
+    bench.grant(work)
+    stranger = ("decode-0", "life-2")
+    ack = bench.handle(FromPeer(*stranger, Revoke(work.key, 9)))
+    assert ack == [SendPeer(*stranger, RevokeAck(work.key, 9))]
+    plan = bench.plan()
+    assert len(plan.pushes) == 1
+    bench.tell(Cancel(work.key))
+    bench.handle(done(plan))
+    bench.handle(PushStopped(9))
+
+
+def test_a_decode_worker_that_dies_costs_its_transfers_and_no_others(bench: Bench) -> None:
+    bench.handle(PeerLinked("decode-1", "life-1", "memory"))
+    lost, kept = job("lost", 6), job("kept", 6, first=50)
+    for work in (lost, kept):
+        bench.start(work)
+    bench.grant(lost)
+    bench.tell(PushTo(kept.key, "decode-1", "life-1", 10, (7, 8), 0))
+    bench.handle(done(bench.plan()))
+    assert bench.handle(PeerGone(*DECODE)) == [StopPush(9, "decode-0")]
+    (dropped,) = messages(bench.handle(PushStopped(9)))
+    assert isinstance(dropped, Dropped)
+    assert (dropped.key, dropped.reason) == (lost.key, "transfer")
+    bench.handle(PushFinished(10, (1, 2), 1, 0.1))
+    bench.handle(FromPeer("decode-1", "life-1", SealAck(kept.key, 10)))
+
+
+def test_a_grant_of_a_worker_that_is_gone_is_refused(bench: Bench) -> None:
+    work = job("a", 6)
+    bench.start(work)
+    bench.handle(PeerGone(*DECODE))
+    (dropped,) = messages(bench.grant(work))
+    assert isinstance(dropped, Dropped)
+    assert dropped.reason == "transfer"
+
+
+def test_a_failed_push_drops_the_job_and_frees_its_blocks(bench: Bench) -> None:
+    work = job("a", 6)
+    bench.start(work)
+    bench.grant(work)
+    bench.handle(done(bench.plan()))
+    (dropped,) = messages(bench.handle(PushFailed(9, "cable cut")))
+    assert dropped == Dropped(work.key, "transfer", "cable cut")
+
+
+def test_kv_that_decode_refuses_is_stopped_before_its_blocks_come_back(bench: Bench) -> None:
+    work = job("a", 6)
+    bench.start(work)
+    bench.grant(work)
+    bench.handle(done(bench.plan()))
+    bench.handle(PushFinished(9, (1, 2), 1, 0.1))
+    assert bench.hear(SealAck(work.key, 9, "a digest differs")) == [StopPush(9, "decode-0")]
+    assert bench.hear(Revoke(work.key, 9)) == []
+    ack, dropped = messages(bench.handle(PushStopped(9)))
+    assert ack == RevokeAck(work.key, 9)
+    assert dropped == Dropped(work.key, "transfer", "a digest differs")
+
+
+def test_a_prompt_larger_than_the_pool_is_refused_with_both_numbers(bench: Bench) -> None:
+    (dropped,) = messages(bench.tell(Prefill(job("a", 81), "decode-0")))
+    assert isinstance(dropped, Dropped)
+    assert dropped.reason == "refused"
+    assert "21" in dropped.detail
+    assert "20" in dropped.detail
+
+
+def test_ungranted_prompts_are_not_started_beyond_the_bound_and_granted_ones_are() -> None:
+    bench = Bench(num_blocks=20, max_parked_blocks=4)
+    for number, name in enumerate(("a", "b", "c")):
+        bench.start(job(name, 8, first=100 * number))
+    plan = bench.plan()
+    assert names(plan) == ["a", "b"]
+    bench.handle(done(plan))
+    assert bench.core.next_step(0.0) is None
+    bench.grant(job("c", 8, first=200))
+    assert names(bench.plan()) == ["c"]
+
+
+def test_a_granted_prompt_gets_its_blocks_from_the_youngest_parked_one() -> None:
+    bench = Bench(num_blocks=6, max_parked_blocks=6)
+    old, young, granted = job("old", 8), job("young", 8, first=100), job("granted", 16, first=200)
+    for bench.now, work in ((0.0, old), (0.1, young)):
+        bench.start(work)
+    bench.handle(done(bench.plan()))
+    bench.start(granted)
+    assert bench.core.next_step(0.2) is None
+    bench.grant(granted)
+    assert names(bench.plan()) == ["granted"]
+    (dropped,) = messages(bench.handle(Tick()))
+    assert isinstance(dropped, Dropped)
+    assert (dropped.key, dropped.reason) == (young.key, "preempted")
+    assert bench.num_held == 6
+
+
+def test_grants_are_renewed_until_the_seal_even_while_the_prompt_waits() -> None:
+    bench = Bench(transfer_timeout_s=10.0)
+    work = job("a", 6)
+    bench.start(work)
+    bench.grant(work)
+    renewals = 0
+    for tick in range(1, 101):
+        bench.now = tick / 10
+        sent = messages(bench.handle(Tick()))
+        renewals += sent == [Renew((9,))]
+    assert renewals == 4
+    bench.handle(done(bench.plan()))
+    bench.handle(PushFinished(9, (1, 2), 1, 0.1))
+    bench.now = 20.0
+    assert bench.handle(Tick()) == []
+
+
+def test_a_second_request_with_the_same_prompt_computes_only_its_last_block(bench: Bench) -> None:
+    for name, computed in (("first", 8), ("second", 4)):
+        work = job(name, 8)
+        bench.start(work)
+        report = messages(bench.handle(done(bench.plan())))[0]
+        assert isinstance(report, PrefillReport)
+        assert (report.num_computed, report.num_cached) == (computed, 8 - computed)
+        bench.tell(Cancel(work.key))
+
+
+def test_an_unknown_key_is_answered_for_every_attempt(bench: Bench) -> None:
+    key = RequestKey("never-seen", 3)
+    assert messages(bench.tell(Cancel(key))) == [Dropped(key, "cancelled")]
