@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
+import httpx
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
@@ -174,3 +175,14 @@ def events(body: str) -> list[Any]:
     """The data of a stream's events: JSON values, and "[DONE]" as it is. Comments are left out."""
     data = [line.removeprefix("data: ") for line in body.split("\n\n") if line.startswith("data: ")]
     return [item if item == "[DONE]" else json.loads(item) for item in data]
+
+
+def error_of(response: httpx.Response, status: int) -> dict[str, Any]:
+    """The error of a response, after checking that it has this status and the OpenAI shape."""
+    assert response.status_code == status, response.text
+    body = response.json()
+    assert body.keys() == {"error"}
+    assert body["error"].keys() == {"message", "type", "param", "code"}
+    error: dict[str, Any] = body["error"]
+    assert error["message"]
+    return error

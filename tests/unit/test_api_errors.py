@@ -1,0 +1,193 @@
+"""What the gateway refuses, and what it says when a request is lost: always in the OpenAI shape."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+
+import httpx
+import pytest
+from support.gateway import MODEL, ScriptedService, error_of, events, tiny_tokenizer
+
+from twinpool.coordinator.api import create_app
+from twinpool.coordinator.service import Output
+from twinpool.errors import (
+    ContextLengthExceeded,
+    InvariantViolation,
+    NoWorker,
+    QueueFull,
+    RequestError,
+    RequestFailed,
+)
+
+CHAT = "/v1/chat/completions"
+COMPLETIONS = "/v1/completions"
+HELLO = {"messages": [{"role": "user", "content": "Hi"}]}
+
+
+@pytest.fixture
+async def service() -> AsyncIterator[ScriptedService]:
+    service = ScriptedService()
+    yield service
+    service.assert_settled()
+
+
+@pytest.fixture
+async def client(service: ScriptedService) -> AsyncIterator[httpx.AsyncClient]:
+    app = create_app(service, tiny_tokenizer(), MODEL, max_body_bytes=20_000)
+    transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+    async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
+        yield client
+
+
+async def test_an_unknown_model_is_404(client: httpx.AsyncClient) -> None:
+    error = error_of(await client.post(CHAT, json={**HELLO, "model": "gpt-4"}), 404)
+    assert error["code"] == "model_not_found"
+    assert error["param"] == "model"
+    assert "gpt-4" in error["message"]
+    assert MODEL in error["message"]
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"[" * 100_00, b'"text"', b"\xff\xfe", b'{"prompt": NaN}'])
+async def test_bad_json_is_400(client: httpx.AsyncClient, body: bytes) -> None:
+    assert error_of(await client.post(COMPLETIONS, content=body), 400)["type"] == "invalid_request_error"
+
+
+async def test_a_body_needs_no_content_type(client: httpx.AsyncClient) -> None:
+    headers = {"content-type": "application/x-www-form-urlencoded"}
+    response = await client.post(COMPLETIONS, content=json.dumps({"prompt": "a"}), headers=headers)
+    assert response.status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"prompt": [1, 10**6]}, "prompt"),
+        ({"prompt": "a", "stop_token_ids": [10**6]}, "stop_token_ids"),
+        ({"prompt": ""}, "prompt"),
+        ({"prompt": [[]]}, "prompt"),
+        ({"prompt": "a", "min_tokens": 17}, "min_tokens"),
+    ],
+)
+async def test_values_that_need_the_model_to_be_refused_are_400(
+    client: httpx.AsyncClient, body: dict[str, object], param: str
+) -> None:
+    assert error_of(await client.post(COMPLETIONS, json=body), 400)["param"] == param
+
+
+@pytest.mark.parametrize("body", [{"prompt": [1] * 250, "max_tokens": 7}, {"prompt": [1] * 256}])
+async def test_more_than_the_context_holds_is_400(client: httpx.AsyncClient, body: dict[str, object]) -> None:
+    error = error_of(await client.post(COMPLETIONS, json=body), 400)
+    assert error["code"] == "context_length_exceeded"
+    assert "256" in error["message"]
+
+
+async def test_the_whole_context_can_be_used(client: httpx.AsyncClient) -> None:
+    response = await client.post(COMPLETIONS, json={"prompt": [1] * 250, "max_tokens": 6})
+    assert response.status_code == 200
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("refusal", "status", "code"),
+    [
+        (QueueFull("the queue is full", retry_after_s=2.2), 429, "queue_full"),
+        (NoWorker("no decode worker"), 503, "no_worker"),
+        (ContextLengthExceeded("too long"), 400, "context_length_exceeded"),
+    ],
+)
+async def test_what_the_coordinator_refuses_has_its_status(
+    client: httpx.AsyncClient,
+    service: ScriptedService,
+    refusal: RequestError,
+    status: int,
+    code: str,
+    stream: bool,
+) -> None:
+    service.refusal = refusal
+    response = await client.post(CHAT, json={**HELLO, "stream": stream}, headers={"x-request-id": "r-1"})
+    assert error_of(response, status)["code"] == code
+    assert response.headers.get("retry-after") == ("3" if status == 429 else None)
+    assert response.headers["x-request-id"] == "r-1"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_request_lost_before_its_first_token_has_a_status(
+    client: httpx.AsyncClient, service: ScriptedService, stream: bool
+) -> None:
+    service.script = lambda _: [NoWorker("all prefill workers are gone")]
+    error = error_of(await client.post(CHAT, json={**HELLO, "stream": stream}), 503)
+    assert error["message"] == "all prefill workers are gone"
+    assert service.delivered_ids == []
+
+
+async def test_a_stream_that_is_lost_ends_with_an_error_event(
+    client: httpx.AsyncClient, service: ScriptedService
+) -> None:
+    ids = tuple(tiny_tokenizer().encode("the"))
+    service.script = lambda _: [Output(ids, 0), RequestFailed("decode-0 is gone")]
+    response = await client.post(CHAT, json={**HELLO, "stream": True})
+    *chunks, last = events(response.text)
+    assert last["error"]["message"] == "decode-0 is gone"
+    assert last["error"]["type"] == "server_error"
+    assert all(chunk["choices"][0]["finish_reason"] is None for chunk in chunks)
+    assert "[DONE]" not in response.text
+
+
+async def test_an_answer_that_is_lost_half_way_is_an_error(
+    client: httpx.AsyncClient, service: ScriptedService
+) -> None:
+    ids = tuple(tiny_tokenizer().encode("the"))
+    service.script = lambda _: [Output(ids, 0), RequestFailed("decode-0 is gone")]
+    assert error_of(await client.post(CHAT, json=HELLO), 500)["code"] == "request_failed"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_outputs_that_just_end_are_no_answer(
+    client: httpx.AsyncClient, service: ScriptedService, stream: bool
+) -> None:
+    service.script = lambda _: []
+    error_of(await client.post(CHAT, json={**HELLO, "stream": stream}), 500)
+    assert service.abandoned == [service.submission.request_id]
+
+
+async def test_a_bug_is_a_500_in_the_same_shape(client: httpx.AsyncClient, service: ScriptedService) -> None:
+    service.refusal = InvariantViolation("two owners")
+    error = error_of(await client.post(CHAT, json=HELLO), 500)
+    assert "two owners" not in error["message"]
+    assert "InvariantViolation" in error["message"]
+
+
+async def test_a_token_that_does_not_follow_the_last_is_a_bug(
+    client: httpx.AsyncClient, service: ScriptedService
+) -> None:
+    service.script = lambda _: [Output((5,), 0), Output((5,), 0)]
+    error_of(await client.post(CHAT, json=HELLO), 500)
+    assert service.abandoned == [service.submission.request_id]
+
+
+async def test_a_body_over_the_limit_is_413(client: httpx.AsyncClient) -> None:
+    error = error_of(await client.post(COMPLETIONS, json={"prompt": "a" * 20_000}), 413)
+    assert "20000" in error["message"]
+
+
+@pytest.mark.parametrize("path", ["/", "/v1", "/v1/chat", "/v1/chat/completions/"])
+async def test_an_unknown_path_is_404(client: httpx.AsyncClient, path: str) -> None:
+    assert path in error_of(await client.get(path), 404)["message"]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "allowed"),
+    [
+        ("GET", CHAT, "POST"),
+        ("OPTIONS", CHAT, "POST"),
+        ("DELETE", "/v1/models", "GET"),
+        ("HEAD", CHAT, "POST"),
+    ],
+)
+async def test_a_wrong_method_is_405(client: httpx.AsyncClient, method: str, path: str, allowed: str) -> None:
+    response = await client.request(method, path)
+    assert response.status_code == 405
+    assert allowed in response.headers["allow"]
+    if method != "HEAD":
+        assert allowed in error_of(response, 405)["message"]
