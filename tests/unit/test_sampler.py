@@ -1,0 +1,149 @@
+"""Sampling: the generator, the filters, the distribution, and that a token depends on nothing but its own inputs."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from twinpool.engine.batch import SequenceSlice
+from twinpool.engine.sampler import choose_tokens, greedy
+from twinpool.kernels.sampling import (
+    exponential_reference,
+    filter_reference,
+    philox_reference,
+    sample,
+    sample_reference,
+)
+from twinpool.request import RequestKey, SamplingParams
+
+ONES = 0xFFFFFFFF
+# The known answers of philox4x32-10 that its authors publish with their library (Random123, kat_vectors).
+KNOWN = [
+    ((0, 0, 0, 0), (0, 0), (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)),
+    ((ONES, ONES, ONES, ONES), (ONES, ONES), (0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD)),
+    ((0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344), (0xA4093822, 0x299F31D0),
+     (0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("counter", "key", "wanted"), KNOWN)
+def test_philox_gives_its_authors_known_answers(
+    counter: tuple[int, ...], key: tuple[int, int], wanted: tuple[int, ...]
+) -> None:
+    assert tuple(philox_reference(key, torch.tensor([counter]))[0].tolist()) == wanted
+
+
+FILTERS = [
+    {}, {"top_k": 1}, {"top_k": 7}, {"top_k": 5000}, {"top_p": 0.5}, {"top_p": 0.99}, {"top_p": 1e-6}, {"min_p": 0.2},
+    {"min_p": 1.0}, {"top_k": 40, "top_p": 0.8}, {"top_p": 0.9, "min_p": 0.05},
+    {"top_k": 100, "top_p": 0.95, "min_p": 0.02},
+]  # fmt: skip
+
+
+def settings(**changes: float) -> dict[str, float]:
+    return {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "seed": 0, "position": 0} | changes
+
+
+@pytest.mark.parametrize("filters", FILTERS, ids=str)
+@pytest.mark.parametrize("temperature", [0.3, 1.0, 2.5])
+def test_the_fast_path_chooses_the_reference_token(filters: dict[str, float], temperature: float) -> None:
+    torch.manual_seed(5)
+    for trial in range(12):
+        logits = torch.randn(1003) * 3
+        chosen = settings(**filters, temperature=temperature, seed=trial * 2**40 + 77, position=trial * 2**31)
+        assert sample(logits, **chosen) == sample_reference(logits, **chosen)  # type: ignore[arg-type]
+
+
+def test_top_k_keeps_k_tokens_and_ties_of_the_last() -> None:
+    kept = filter_reference(torch.tensor([1.0, 3.0, 2.0, 2.0, 0.0]), 1.0, 2, 1.0, 0.0).isfinite()
+    assert kept.tolist() == [False, True, True, True, False]
+
+
+def test_top_p_keeps_the_smallest_set_that_reaches_the_mass() -> None:
+    logits = torch.tensor([0.5, 0.3, 0.15, 0.05]).log()
+    for top_p, size in ((0.49, 1), (0.51, 2), (0.79, 2), (0.81, 3), (0.96, 4), (1e-9, 1)):
+        assert int(filter_reference(logits, 1.0, 0, top_p, 0.0).isfinite().sum()) == size
+
+
+def test_min_p_is_relative_to_the_likeliest_token() -> None:
+    logits = torch.tensor([0.6, 0.3, 0.07, 0.03]).log()
+    assert filter_reference(logits, 1.0, 0, 1.0, 0.2).isfinite().tolist() == [True, True, False, False]
+
+
+def test_temperature_comes_before_top_p() -> None:
+    logits = torch.tensor([0.7, 0.2, 0.1]).log()
+    assert int(filter_reference(logits, 1.0, 0, 0.7, 0.0).isfinite().sum()) == 1
+    assert int(filter_reference(logits, 3.0, 0, 0.7, 0.0).isfinite().sum()) == 2
+
+
+@pytest.mark.parametrize("filters", [{}, {"top_k": 12}, {"top_p": 0.9}, {"temperature": 2.0}], ids=str)
+def test_tokens_follow_the_filtered_distribution(filters: dict[str, float]) -> None:
+    """Chi-square over 6,000 positions of a fixed seed: the statistic stays below its 99.9 % point."""
+    torch.manual_seed(2)
+    logits, draws = torch.randn(23) * 1.5, 6000
+    params = settings(**filters)
+    probabilities = filter_reference(
+        logits, params["temperature"], int(params["top_k"]), params["top_p"], params["min_p"]
+    ).softmax(-1)
+    counts = np.zeros(23)
+    for position in range(draws):
+        counts[sample(logits, **(params | {"seed": 99, "position": position}))] += 1  # type: ignore[arg-type]
+    possible = probabilities.numpy() > 0
+    assert counts[~possible].sum() == 0
+    expected = probabilities.numpy()[possible] * draws
+    statistic = ((counts[possible] - expected) ** 2 / expected).sum()
+    freedom = int(possible.sum()) - 1
+    # Wilson and Hilferty's approximation of the chi-square quantile at 0.999 (normal quantile 3.09).
+    bound = freedom * (1 - 2 / (9 * freedom) + 3.09 * math.sqrt(2 / (9 * freedom))) ** 3
+    assert statistic < bound
+
+
+def test_noise_of_neighbouring_positions_and_seeds_is_unrelated() -> None:
+    base = exponential_reference(1, 10, 4096, torch.device("cpu"))
+    for seed, position in ((1, 11), (2, 10), (1 + 2**32, 10), (1, 10 + 2**32)):
+        other = exponential_reference(seed, position, 4096, torch.device("cpu"))
+        correlation = float(torch.corrcoef(torch.stack((base, other)))[0, 1])
+        assert abs(correlation) < 4 / math.sqrt(4096)
+
+
+def slice_of(name: str, position: int, **params: float) -> SequenceSlice:
+    sampling = SamplingParams(**{"max_tokens": 9, "seed": 7} | params)  # type: ignore[arg-type]
+    return SequenceSlice(RequestKey(name, 0), [0], position - 1, [0], sampling)
+
+
+def test_a_token_does_not_depend_on_the_rest_of_the_batch() -> None:
+    torch.manual_seed(3)
+    logits = torch.randn(6, 211) * 2
+    slices = [
+        slice_of("a", 5), slice_of("b", 5, seed=8), slice_of("c", 9, temperature=0.0), slice_of("d", 3, top_p=0.7),
+        slice_of("e", 3, top_k=9), slice_of("f", 1, min_p=0.1),
+    ]  # fmt: skip
+    together = choose_tokens(logits.clone(), slices)
+    order = [3, 0, 5, 1, 4, 2]
+    shuffled = choose_tokens(logits[order].clone(), [slices[i] for i in order])
+    alone = [choose_tokens(logits[i : i + 1].clone(), [slices[i]])[0] for i in range(6)]
+    assert together == alone
+    assert shuffled == [alone[i] for i in order]
+
+
+def test_greedy_takes_the_lowest_id_of_equal_logits() -> None:
+    assert greedy(torch.tensor([[0.0, 2.0, 2.0], [5.0, 5.0, 5.0]])) == [1, 0]
+    assert choose_tokens(torch.tensor([[0.0, 2.0, 2.0]]), [slice_of("a", 1, temperature=0.0)]) == [1]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_banned_tokens_are_never_chosen_and_unknown_ones_ignored(temperature: float) -> None:
+    logits = torch.full((1, 5), -50.0)
+    logits[0, [1, 3]] = torch.tensor([100.0, 90.0])
+    piece = slice_of("a", 4, temperature=temperature)
+    banned = SequenceSlice(piece.key, piece.token_ids, piece.start, piece.block_table, piece.sampling, (1, 4, 999))
+    assert choose_tokens(logits, [banned]) == [3]
+
+
+def test_a_seed_may_be_any_64_bit_number() -> None:
+    logits = torch.zeros(1000)
+    draws = {sample(logits, 1.0, 0, 1.0, 0.0, seed, 0) for seed in (0, 1, -1, 2**63, 2**64 - 2)}
+    assert len(draws) == 5
+    assert sample(logits, 1.0, 0, 1.0, 0.0, -1, 0) == sample(logits, 1.0, 0, 1.0, 0.0, 2**64 - 1, 0)
