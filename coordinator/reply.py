@@ -96,7 +96,7 @@ class Reply(Response):
         if self._failure is not None:
             if not self._started:
                 raise self._failure
-            await self._write(error_event(self._failure), more=False)
+            await self._write_at_most(error_event(self._failure), more=False)
 
     @abstractmethod
     async def _deliver(self, outputs: AsyncIterator[Output]) -> None:
@@ -104,7 +104,7 @@ class Reply(Response):
 
     @abstractmethod
     async def _reassure(self) -> None:
-        """Called when nothing has been sent for `keep_alive_s`."""
+        """Called when nothing has been sent for `keep_alive_s`. Takes no longer than that."""
 
     def _take(self, output: Output) -> Piece:
         self._last_output = self._last_sign = self._now()
@@ -119,9 +119,15 @@ class Reply(Response):
     async def _write(self, body: bytes, *, more: bool) -> None:
         async with self._writing:
             if not self._started:
-                self._started = True
                 await self._send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+                self._started = True
             await self._send({"type": "http.response.body", "body": body, "more_body": more})
+
+    async def _write_at_most(self, body: bytes, *, more: bool) -> None:
+        """Writes `body` unless the client does not take it within `keep_alive_s`."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._timing.keep_alive_s):
+                await self._write(body, more=more)
 
     def _mark_delivered(self) -> None:
         if not self._delivered:
@@ -153,9 +159,7 @@ class Reply(Response):
                     self._interrupt(task, None if self._writing.locked() else silent)
                 elif self._now() - self._last_sign >= self._timing.keep_alive_s:
                     self._last_sign = self._now()
-                    with contextlib.suppress(TimeoutError):
-                        async with asyncio.timeout(self._timing.keep_alive_s):
-                            await self._reassure()
+                    await self._reassure()
         finally:
             event.cancel()
 
@@ -194,7 +198,7 @@ class StreamedReply(Reply):
         raise RequestFailed("the answer broke off; try again")
 
     async def _reassure(self) -> None:
-        await self._write(KEEP_ALIVE, more=True)
+        await self._write_at_most(KEEP_ALIVE, more=True)
 
 
 class WholeReply(Reply):

@@ -14,6 +14,7 @@ from twinpool.coordinator.api_shapes import ChatShape
 from twinpool.coordinator.reply import Reply, ReplyTiming, StreamedReply, WholeReply
 from twinpool.coordinator.service import Output, Submission
 from twinpool.engine.detokenizer import IncrementalDetokenizer
+from twinpool.errors import RequestFailed
 from twinpool.request import FinishReason, SamplingParams
 
 THE = tuple(tiny_tokenizer().encode("the"))
@@ -111,6 +112,15 @@ async def test_a_keep_alive_that_does_not_get_through_hides_no_disconnect() -> N
     connection.left.set()
     await running
     assert service.abandoned == ["r"]
+
+
+async def test_an_error_event_that_nobody_takes_is_given_up() -> None:
+    service = ScriptedService()
+    service.script = lambda _: [Output(THE, 0), RequestFailed("decode-0 is gone")]
+    connection = Connection(stuck_after=2)
+    await run(reply_to(service, StreamedReply, ReplyTiming(keep_alive_s=0.001)), connection)
+    assert len(connection.sent) == 2
+    service.assert_settled()
 
 
 @pytest.mark.parametrize("kind", [StreamedReply, WholeReply])
