@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import importlib.util
+import itertools
 import json
 import os
 import signal
@@ -237,22 +238,27 @@ async def test_a_stop_in_the_midst_of_a_step_is_final_even_while_the_receiver_st
     blocks = list(range(NUM_BLOCKS - 1))
     desk.receiver.expect(1, end.writer, blocks)
 
-    writing = threading.Event()
+    writing, stopped = threading.Event(), threading.Event()
 
     def steps() -> None:
-        for step in range(40):
-            source.fill(step)  # so that a late write cannot go unseen
-            if step == 3:
-                writing.set()
+        steps_to_go = 3
+        for step in itertools.count():
+            source.fill(step % 251)  # so that a late write cannot go unseen
             for first in range(0, LAYERS, sender.layer_group):
                 last = min(first + sender.layer_group, LAYERS)
                 sender.push(1, BlockRange(blocks, blocks, first, last))
+            if step == 3:
+                writing.set()
+            steps_to_go -= stopped.is_set()
+            if steps_to_go == 0:
+                return
 
     pushing = asyncio.create_task(asyncio.to_thread(steps))
     async with asyncio.timeout(DEADLINE_S):
         await asyncio.to_thread(writing.wait)
         await sender.stop(1)
         after_stop = desk.blocks.copy()
+        stopped.set()
         await pushing
         barrier = [NUM_BLOCKS - 1]
         desk.receiver.expect(2, end.writer, barrier)
