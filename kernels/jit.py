@@ -63,7 +63,9 @@ def flat(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
     if tensor.is_contiguous():
         line = tensor.view(-1)
     else:
-        span = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+        span = 1 + sum(
+            (size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
+        )
         line = tensor.as_strided((span if tensor.numel() else 0,), (1,))
     return line.view(torch.uint16).numpy() if tensor.dtype is torch.bfloat16 else line.numpy()
 

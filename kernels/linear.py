@@ -31,7 +31,9 @@ class Linear:
         self._bias = bias
         self._size = weight.shape[0]
         self._loops = on_cpu and weight.dtype is torch.bfloat16
-        self._packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), _PACK_ROWS) if on_cpu else None
+        self._packed = (
+            torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), _PACK_ROWS) if on_cpu else None
+        )
         self._weight = weight if self._loops or not on_cpu else None
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
@@ -41,7 +43,9 @@ class Linear:
             _multiply(flat(x), flat(self._weight), flat(out), x.shape[1])
             return out if self._bias is None else out.add_(self._bias)
         if self._packed is not None:
-            packed: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, self._packed, self._bias, "none", [], "")
+            packed: torch.Tensor = torch.ops.mkldnn._linear_pointwise(
+                x, self._packed, self._bias, "none", [], ""
+            )
             return packed
         assert self._weight is not None  # one of the two is always kept
         return F.linear(x, self._weight, self._bias)

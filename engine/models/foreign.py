@@ -52,7 +52,12 @@ class ForeignModel:
     """A model of transformers on packed ragged batches."""
 
     def __init__(
-        self, config: ModelConfig, directory: Path, max_model_len: int, dtype: torch.dtype, device: torch.device
+        self,
+        config: ModelConfig,
+        directory: Path,
+        max_model_len: int,
+        dtype: torch.dtype,
+        device: torch.device,
     ) -> None:
         """Loads and proves the model.
 
@@ -64,17 +69,28 @@ class ForeignModel:
         ALL_ATTENTION_FUNCTIONS.register(_NAME, _attend)
         try:
             model = AutoModelForCausalLM.from_pretrained(
-                directory, dtype=dtype, attn_implementation="eager", local_files_only=True, use_safetensors=True
+                directory,
+                dtype=dtype,
+                attn_implementation="eager",
+                local_files_only=True,
+                use_safetensors=True,
             )
         except (OSError, ValueError, ImportError, KeyError) as exc:
-            raise ModelError(f"transformers cannot load {config.architecture} from {directory}: {exc}") from exc
+            raise ModelError(
+                f"transformers cannot load {config.architecture} from {directory}: {exc}"
+            ) from exc
         _refuse_length_dependent_rope(config, model.config, max_model_len)
         self._model = model.to(device).eval()
         with torch.inference_mode():
             self._prove(min(_PROOF_TOKENS, max_model_len), dtype, device)
 
     def forward(
-        self, token_ids: torch.Tensor, batch: PagedBatch, kv: torch.Tensor, rows: torch.Tensor, on_layer_done: LayerDone
+        self,
+        token_ids: torch.Tensor,
+        batch: PagedBatch,
+        kv: torch.Tensor,
+        rows: torch.Tensor,
+        on_layer_done: LayerDone,
     ) -> torch.Tensor:
         """As `Model.forward`, but what comes back are the logits already: some models bound or scale them."""
         step = _Step(batch, kv, on_layer_done, self._config)
@@ -101,7 +117,9 @@ class ForeignModel:
         token_ids = torch.randint(config.vocab_size, (length,), generator=generator).to(device)
         wanted = self._model(input_ids=token_ids[None], use_cache=False).logits[0].float()
         self._model.set_attn_implementation(_NAME)
-        kv = torch.zeros(2, config.num_layers, 2, config.num_kv_heads, 16, config.head_dim, dtype=dtype, device=device)
+        kv = torch.zeros(
+            2, config.num_layers, 2, config.num_kv_heads, 16, config.head_dim, dtype=dtype, device=device
+        )
         found = []
         for start, end in ((0, min(_PROOF_CHUNK, length)), (min(_PROOF_CHUNK, length), length)):
             if start < end:
@@ -110,7 +128,9 @@ class ForeignModel:
                 found.append(self.forward(token_ids[start:end], chunk, kv, rows, lambda _layer: None).float())
         error = float((torch.cat(found) - wanted).norm() / wanted.norm())
         if not error <= _TOLERANCE[dtype]:
-            raise _refusal(config, f"attention of a kind that Twinpool does not do (logits are off by {error:.1%})")
+            raise _refusal(
+                config, f"attention of a kind that Twinpool does not do (logits are off by {error:.1%})"
+            )
 
 
 def _one_sequence(start: int, end: int, device: torch.device) -> PagedBatch:
@@ -152,13 +172,17 @@ def _attend(
     config = step.config
     shape = (1, config.num_kv_heads, key.shape[2], config.head_dim)
     if key.shape != shape or value.shape != shape:
-        raise _refusal(config, f"keys {tuple(key.shape)} and values {tuple(value.shape)} where {shape} was expected")
+        raise _refusal(
+            config, f"keys {tuple(key.shape)} and values {tuple(value.shape)} where {shape} was expected"
+        )
     if attention_mask is not None:
         raise _refusal(config, "an attention mask or bias of its own")
     if (feature := _unknown_feature(module, features)) is not None:
         raise _refusal(config, feature)
     if sliding_window != config.windows[layer]:
-        raise _refusal(config, f"a sliding window of {sliding_window} where config.json says {config.windows[layer]}")
+        raise _refusal(
+            config, f"a sliding window of {sliding_window} where config.json says {config.windows[layer]}"
+        )
     kv_write(step.kv, layer, key[0].transpose(0, 1), value[0].transpose(0, 1), step.batch.slots)
     step.layers_seen.add(layer)
     step.on_layer_done(layer)

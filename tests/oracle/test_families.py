@@ -12,13 +12,26 @@ import transformers
 from twinpool.engine.model_runner import ModelRunner
 from twinpool.errors import ModelError
 
-from tests.support.tiny_models import TINY, load_runner, piece, reference_logits, save_tiny_model, step, tokens
+from tests.support.tiny_models import (
+    TINY,
+    load_runner,
+    piece,
+    reference_logits,
+    save_tiny_model,
+    step,
+    tokens,
+)
 
 LLAMA3_ROPE = {
     "rope_type": "llama3", "rope_theta": 10_000.0, "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }  # fmt: skip
-YARN_ROPE = {"rope_type": "yarn", "rope_theta": 10_000.0, "factor": 4.0, "original_max_position_embeddings": 64}
+YARN_ROPE = {
+    "rope_type": "yarn",
+    "rope_theta": 10_000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
 LINEAR_ROPE = {"rope_type": "linear", "rope_theta": 10_000.0, "factor": 2.0}
 
 OWN: dict[str, Callable[[], Any]] = {
@@ -87,7 +100,9 @@ def test_a_whole_prompt_gives_the_reference_logits(pair: tuple[ModelRunner, Any]
 
 
 @pytest.mark.parametrize("chunks", [(1, 1, 99), (7, 8, 9, 13, 64), (50, 51), (33, 3, 40, 25)])
-def test_awkward_chunks_give_the_reference_logits(pair: tuple[ModelRunner, Any], chunks: tuple[int, ...]) -> None:
+def test_awkward_chunks_give_the_reference_logits(
+    pair: tuple[ModelRunner, Any], chunks: tuple[int, ...]
+) -> None:
     runner, model = pair
     ids = tokens(sum(chunks), seed=1)
     (table,) = blocks(runner, len(ids))
@@ -110,16 +125,24 @@ def test_decoding_step_by_step_gives_the_reference_logits(pair: tuple[ModelRunne
 
 def test_a_mixed_step_of_many_sequences_gives_each_its_own_logits(pair: tuple[ModelRunner, Any]) -> None:
     runner, model = pair
-    plan = [(30, 1), (8, 1), (64, 1), (0, 25), (16, 40), (41, 3), (0, 1)]  # (tokens before, tokens in the step)
+    plan = [
+        (30, 1),
+        (8, 1),
+        (64, 1),
+        (0, 25),
+        (16, 40),
+        (41, 3),
+        (0, 1),
+    ]  # (tokens before, tokens in the step)
     sequences = [tokens(before + now, seed=10 + i) for i, (before, now) in enumerate(plan)]
     tables = blocks(runner, *(len(ids) for ids in sequences))
     for i, (before, _) in enumerate(plan):
         if before:
             runner.logits(step(piece(str(i), sequences[i][:before], 0, tables[i])))
-    mixed = step(*(piece(str(i), sequences[i][before:], before, tables[i]) for i, (before, _) in enumerate(plan)))
-    wanted = [
-        reference_logits(model, ids)[before:] for ids, (before, _) in zip(sequences, plan, strict=True)
-    ]
+    mixed = step(
+        *(piece(str(i), sequences[i][before:], before, tables[i]) for i, (before, _) in enumerate(plan))
+    )
+    wanted = [reference_logits(model, ids)[before:] for ids, (before, _) in zip(sequences, plan, strict=True)]
     torch.testing.assert_close(runner.logits(mixed), torch.cat(wanted), **TOLERANCE)
 
 
@@ -154,7 +177,9 @@ def test_bfloat16_stays_as_near_as_transformers_own_bfloat16(name: str, tmp_path
     runner = load_runner(tmp_path, dtype="bfloat16")
     ids = tokens(90, seed=6)
     (table,) = blocks(runner, len(ids))
-    found = torch.cat([runner.logits(step(piece("a", ids[a:b], a, table))) for a, b in ((0, 60), (60, 89), (89, 90))])
+    found = torch.cat(
+        [runner.logits(step(piece("a", ids[a:b], a, table))) for a, b in ((0, 60), (60, 89), (89, 90))]
+    )
     theirs = reference_logits(model, ids)
     exact = reference_logits(model.float(), ids)
     assert (found - exact).norm() < 1.5 * (theirs - exact).norm() + 1e-3 * exact.norm()

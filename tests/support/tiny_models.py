@@ -26,7 +26,9 @@ TINY = {
 }
 
 
-def save_tiny_model(directory: Path, config: Any, *, seed: int = 0, dtype: torch.dtype = torch.float32) -> Any:
+def save_tiny_model(
+    directory: Path, config: Any, *, seed: int = 0, dtype: torch.dtype = torch.float32
+) -> Any:
     """Saves a model of `config` with random weights large enough to matter; returns it for reference, in eager mode."""
     from transformers import AutoModelForCausalLM
 
@@ -43,7 +45,9 @@ def save_tiny_model(directory: Path, config: Any, *, seed: int = 0, dtype: torch
 
 def load_runner(directory: Path, **settings: Any) -> ModelRunner:
     """A runner in float32 with 8-token blocks unless `settings` say otherwise, its pool filled with garbage."""
-    config = EngineConfig(str(directory), **{"dtype": "float32", "block_size": 8, "num_blocks": 160} | settings)
+    config = EngineConfig(
+        str(directory), **{"dtype": "float32", "block_size": 8, "num_blocks": 160} | settings
+    )
     runner = ModelRunner.load(config, lambda num_bytes: memoryview(bytearray(num_bytes)))
     torch.manual_seed(1)
     runner.kv.normal_(std=30)

@@ -36,7 +36,9 @@ def random(*shape: int, dtype: torch.dtype) -> torch.Tensor:
 @pytest.mark.parametrize(("rows", "width"), [(1, 1), (1, 576), (3, 65), (40, 48)])
 def test_rms_norm_is_its_formula(rows: int, width: int, dtype: torch.dtype) -> None:
     x, weight = random(rows, width, dtype=dtype), random(width, dtype=dtype)
-    torch.testing.assert_close(rms_norm(x, weight, 1e-5), rms_norm_reference(x, weight, 1e-5), **TOLERANCE[dtype])
+    torch.testing.assert_close(
+        rms_norm(x, weight, 1e-5), rms_norm_reference(x, weight, 1e-5), **TOLERANCE[dtype]
+    )
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

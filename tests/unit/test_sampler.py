@@ -138,7 +138,9 @@ def test_banned_tokens_are_never_chosen_and_unknown_ones_ignored(temperature: fl
     logits = torch.full((1, 5), -50.0)
     logits[0, [1, 3]] = torch.tensor([100.0, 90.0])
     piece = slice_of("a", 4, temperature=temperature)
-    banned = SequenceSlice(piece.key, piece.token_ids, piece.start, piece.block_table, piece.sampling, (1, 4, 999))
+    banned = SequenceSlice(
+        piece.key, piece.token_ids, piece.start, piece.block_table, piece.sampling, (1, 4, 999)
+    )
     assert choose_tokens(logits, [banned]) == [3]
 
 
