@@ -124,11 +124,11 @@ def _build(top: Mapping[str, Any], raw: Mapping[str, Any], generation: Mapping[s
         raise ValueError(f"{num_layers} layers, {num_heads} query heads over {num_kv_heads} key/value heads")
     rope = _rope(raw)
     family = OWN_FAMILIES.get(architecture)
-    if (
-        raw.get("hidden_act", "silu") != "silu"
-        or rope.kind not in _ROPE_TYPES
-        or "quantization_config" in top
-    ):
+    rotary_share = _rope_numbers(raw).get("partial_rotary_factor") or raw.get("partial_rotary_factor") or 1.0
+    usual = (
+        raw.get("hidden_act", "silu") == "silu" and rope.kind in _ROPE_TYPES and float(rotary_share) == 1.0
+    )
+    if not usual or "quantization_config" in top:
         family = None
     attention_bias = bool(raw.get("attention_bias", False))
     return ModelConfig(

@@ -29,8 +29,8 @@ _WARM_UP_TOKENS = 24
 class ModelRunner:
     """One worker's model and KV pool.
 
-    `memory` is the pool as bytes, `kv` the same memory as [block, layer, k|v, kv_head, slot, head_dim]. On a GPU the pool
-    is on the device and `memory` is empty. Steps run one at a time, on any thread.
+    `memory` is the pool as bytes, `kv` the same memory as [block, layer, k|v, kv_head, slot, head_dim]. On a GPU the
+    pool is on the device and `memory` is empty. Steps run one at a time, on any thread.
     """
 
     def __init__(

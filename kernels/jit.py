@@ -15,7 +15,7 @@ import numba
 import numpy as np
 import torch
 import xxhash
-from llvmlite import ir
+from llvmlite import ir  # type: ignore[import-untyped]
 from numba.core import cgutils, types
 from numba.extending import intrinsic, overload, register_jitable
 
@@ -29,12 +29,13 @@ def _can_keep_compiled_code() -> bool:
     knows a kernel by its own file only, so the directory carries a digest of the functions here that they share.
     """
     try:
-        if not numba.config.CACHE_DIR:
+        settings: Any = numba.config
+        if not settings.CACHE_DIR:
             base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
             shared = xxhash.xxh3_64_hexdigest(Path(__file__).read_bytes())
-            numba.config.CACHE_DIR = str(Path(base) / "twinpool" / "numba" / shared)
-        Path(numba.config.CACHE_DIR).mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=numba.config.CACHE_DIR):
+            settings.CACHE_DIR = str(Path(base) / "twinpool" / "numba" / shared)
+        Path(settings.CACHE_DIR).mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=settings.CACHE_DIR):
             return True
     except (OSError, RuntimeError):  # RuntimeError: no home directory
         return False
@@ -70,41 +71,44 @@ def flat(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
     return line.view(torch.uint16).numpy() if tensor.dtype is torch.bfloat16 else line.numpy()
 
 
-@intrinsic
-def float_of_bits(typingctx: Any, bits: Any) -> Any:
-    """Reads the 32 bits of an int32 or uint32 as a float32."""
+# Numba calls these with its own contexts, which they need not all use.
+# ruff: noqa: ARG001
 
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+
+def _float_of_bits(typing_context: Any, bits: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.bitcast(args[0], ir.FloatType())
 
-    return types.float32(bits), codegen
+    return types.float32(bits), generate
 
 
-@intrinsic
-def bits_of_float(typingctx: Any, value: Any) -> Any:
-    """Reads a float32 as the 32 bits of a uint32."""
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+def _bits_of_float(typing_context: Any, value: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.bitcast(args[0], ir.IntType(32))
 
-    return types.uint32(types.float32), codegen
+    return types.uint32(types.float32), generate
 
 
-@intrinsic
-def prefetch(typingctx: Any, array: Any, index: Any) -> Any:
-    """Asks for the cache line of `array[index]` (one dimension, contiguous) without waiting for it."""
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+def _prefetch(typing_context: Any, array: Any, index: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         struct = context.make_array(signature.args[0])(context, builder, args[0])
         byte_pointer = ir.IntType(8).as_pointer()
         address = builder.bitcast(builder.gep(struct.data, [args[1]]), byte_pointer)
         flag = ir.IntType(32)
         kind = ir.FunctionType(ir.VoidType(), [byte_pointer, flag, flag, flag])
-        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
-        builder.call(function, [address, flag(0), flag(3), flag(1)])  # read, keep in all levels, data
+        insert: Any = cgutils.get_or_insert_function
+        builder.call(insert(builder.module, kind, "llvm.prefetch.p0"), [address, flag(0), flag(3), flag(1)])
         return context.get_dummy_value()
 
-    return types.void(array, index), codegen
+    return types.void(array, index), generate
+
+
+float_of_bits: Any = intrinsic(_float_of_bits)
+"""Reads the 32 bits of an int32 or uint32 as a float32."""
+bits_of_float: Any = intrinsic(_bits_of_float)
+"""Reads a float32 as the 32 bits of a uint32."""
+prefetch: Any = intrinsic(_prefetch)
+"""`prefetch(array, index)` asks for the cache line of a flat array's element without waiting for it."""
 
 
 def load(array: Any, index: Any) -> Any:

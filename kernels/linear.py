@@ -27,7 +27,8 @@ class Linear:
     COPIES = 2
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
-        on_cpu = weight.device.type == "cpu" and torch.backends.mkldnn.is_available()
+        onednn: Any = torch.backends.mkldnn
+        on_cpu = weight.device.type == "cpu" and onednn.is_available()
         self._bias = bias
         self._size = weight.shape[0]
         self._loops = on_cpu and weight.dtype is torch.bfloat16

@@ -112,7 +112,7 @@ def paged_attention(
         )  # fmt: skip
     if direct.all():
         return out
-    for seq in np.flatnonzero(~direct):
+    for seq in np.flatnonzero(~direct).tolist():
         rows = slice(int(batch.query_starts[seq]), int(batch.query_starts[seq + 1]))
         _attend_chunk(query[rows], kv[:, layer], batch.table(seq), int(batch.ends[seq]), params, out[rows])
     return out
@@ -122,7 +122,7 @@ def _attend_chunk(
     query: torch.Tensor, layer_kv: torch.Tensor, table: np.ndarray[Any, Any], end: int,
     params: AttentionParams, out: torch.Tensor,
 ) -> None:  # fmt: skip
-    """Attention of one sequence's chunk: `query` and `out` [tokens, heads, head_dim] at positions [end - tokens, end)."""
+    """Attention of one chunk: `query` and `out` [tokens, heads, head_dim] at positions [end - tokens, end)."""
     start = end - query.shape[0]
     windowed = params.window is not None and params.window < end
     if windowed or params.softcap is not None:

@@ -25,8 +25,8 @@ class Model(Protocol):
     ) -> torch.Tensor:
         """Runs all tokens and returns the final hidden states of those in `rows`: [len(rows), hidden].
 
-        `token_ids` [tokens], `rows` [rows], int64. `kv` is the pool; each layer's KV of all tokens is written to it, then
-        `on_layer_done(layer)` is called. `rows` may be empty.
+        `token_ids` [tokens], `rows` [rows], int64. `kv` is the pool; each layer's KV of all tokens is written to it,
+        then `on_layer_done(layer)` is called. `rows` may be empty.
         """
         ...
 

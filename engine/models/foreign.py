@@ -65,7 +65,7 @@ class ForeignModel:
             ModelError: transformers cannot run it, or it has a feature that Twinpool does not do.
         """
         self._config = config
-        transformers_logging.disable_progress_bar()
+        transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
         ALL_ATTENTION_FUNCTIONS.register(_NAME, _attend)
         try:
             model = AutoModelForCausalLM.from_pretrained(
@@ -80,7 +80,8 @@ class ForeignModel:
                 f"transformers cannot load {config.architecture} from {directory}: {exc}"
             ) from exc
         _refuse_length_dependent_rope(config, model.config, max_model_len)
-        self._model = model.to(device).eval()
+        self._model: Any = model
+        self._model.to(device).eval()
         with torch.inference_mode():
             self._prove(min(_PROOF_TOKENS, max_model_len), dtype, device)
 
@@ -210,7 +211,7 @@ def _refusal(config: ModelConfig, feature: str) -> ModelError:
 
 
 def _refuse_length_dependent_rope(config: ModelConfig, raw: Any, max_model_len: int) -> None:
-    """Rotations that change with the length of the longest sequence in a batch would make answers depend on the batch."""
+    """Rotations that change with the longest sequence of a batch would make answers depend on the batch."""
     numbers = getattr(raw, "rope_parameters", None) or {}
     kinds = [numbers, *(value for value in numbers.values() if isinstance(value, dict))]
     for kind in kinds:

@@ -9,9 +9,6 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from twinpool.engine.model_runner import ModelRunner
-from twinpool.errors import ModelError
-
 from tests.support.tiny_models import (
     TINY,
     load_runner,
@@ -21,6 +18,9 @@ from tests.support.tiny_models import (
     step,
     tokens,
 )
+
+from twinpool.engine.model_runner import ModelRunner
+from twinpool.errors import ModelError
 
 LLAMA3_ROPE = {
     "rope_type": "llama3", "rope_theta": 10_000.0, "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,

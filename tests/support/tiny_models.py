@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
 from twinpool.config import EngineConfig
 from twinpool.engine.batch import SequenceSlice, StepBatch
 from twinpool.engine.model_runner import ModelRunner

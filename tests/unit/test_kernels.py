@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+
 from twinpool.kernels.activation import silu_mul, silu_mul_reference
 from twinpool.kernels.kv_write import kv_write, kv_write_reference
 from twinpool.kernels.linear import Linear

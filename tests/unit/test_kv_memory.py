@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+
 from twinpool.config import EngineConfig
 from twinpool.engine import kv_memory
 from twinpool.engine.kv_memory import PoolSize, pool_size

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from twinpool.engine.model_config import ModelConfig
 from twinpool.errors import ModelError
 from twinpool.layout import Dtype

@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 import torch
+from tests.support.tiny_models import TINY, load_runner, piece, save_tiny_model, step, tokens
+
 from twinpool.config import EngineConfig
 from twinpool.engine.model_runner import ModelRunner, resolve_device, resolve_dtype
 from twinpool.engine.weights import weight_files
 from twinpool.errors import ConfigError, ModelError
 from twinpool.layout import Dtype
 from twinpool.request import RequestKey
-
-from tests.support.tiny_models import TINY, load_runner, piece, save_tiny_model, step, tokens
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +71,6 @@ def test_the_pool_lies_in_the_memory_it_was_given(model_dir: Path) -> None:
 def test_kv_bytes_can_be_copied_to_another_runner_which_goes_on_alike(model_dir: Path) -> None:
     prefill, decode = load_runner(model_dir), load_runner(model_dir)
     ids = tokens(21)
-    wanted = generate(prefill, ids, 10, [9, 4, 7, 2])
     first = prefill.run(step(piece("a", ids, 0, [9, 4, 7], temperature=0.0))).token_ids[RequestKey("a", 0)]
     for source, target in ((9, 30), (4, 11), (7, 12)):
         size = prefill.layout.block_bytes
@@ -84,7 +83,6 @@ def test_kv_bytes_can_be_copied_to_another_runner_which_goes_on_alike(model_dir:
         now = decode.run(batch).token_ids[RequestKey("a", 0)]
         out.append(now)
     assert out == generate(prefill, ids, 10, [9, 4, 7, 2], temperature=0.0)
-    assert wanted != []
 
 
 def test_a_chunk_without_sampling_gives_no_token(runner: ModelRunner) -> None:

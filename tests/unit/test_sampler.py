@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
+
 from twinpool.engine.batch import SequenceSlice
 from twinpool.engine.sampler import choose_tokens, greedy
 from twinpool.kernels.sampling import (
