@@ -1,5 +1,4 @@
-"""The receiver's ownership ledger: who may write which blocks, under which fence, and when a block is safe
-to reuse.
+"""The receiver's ownership ledger: who may write which blocks, and when a block is safe to reuse.
 
 A decode worker reserves blocks for a writer (one prefill process) under a fence. The reservation ends in
 one of two ways, and hands its blocks back exactly once in either:
@@ -70,9 +69,7 @@ _TERMINAL = frozenset({ReservationState.ACCEPTED, ReservationState.RELEASED})
 
 @dataclass(slots=True)
 class Reservation:
-    """Blocks lent to a writer under `fence`. `deadline` is on the caller's clock; `story` is for error
-    messages.
-    """
+    """Blocks lent to a writer under `fence`. `deadline` is on the caller's clock; `story` is for errors."""
 
     fence: int
     key: RequestKey
@@ -107,8 +104,9 @@ class Orphans:
 class OwnershipLedger:
     """All reservations of one receiver.
 
-    Fences start at a number drawn from the process's incarnation and only grow, so neither this process nor
-    its predecessor of the same name has used one before.
+    Fences start at a number drawn from the process's incarnation and only grow: this process never uses one
+    twice. Nor does one of a predecessor of the same name fit by accident; it could not reach this process
+    anyway, since a transport's address belongs to one incarnation.
 
     Events that the network can delay or repeat (`sealed`, `writer_acknowledged`) and answers that may come
     late (`accept`, `receive_cancelled`, `revoke`, `renew`) are counted in `num_stale` and otherwise ignored
@@ -267,9 +265,7 @@ class OwnershipLedger:
         return self._reservations.values()
 
     def check(self) -> None:
-        """Raises InvariantViolation unless every block here has exactly one reservation, and that one lists
-        it.
-        """
+        """Raises InvariantViolation unless every block here has exactly one reservation, which lists it."""
         lent = [block for held in self._reservations.values() for block in held.block_ids]
         if len(lent) != len(self._fence_of_block) or set(lent) != set(self._fence_of_block):
             raise InvariantViolation(f"{len(lent)} blocks are lent, {len(self._fence_of_block)} are indexed")

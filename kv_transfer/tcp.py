@@ -189,8 +189,8 @@ class TcpReceiver:
         block_ids: Sequence[int],
         views: list[memoryview],
     ) -> None:
-        """Fills `views`. The fence is looked up again for every piece, under the lock that its
-        cancellation takes.
+        """Fills `views`; looks the fence up again for every piece, under the lock that a cancellation
+        takes.
         """
         left = sum(len(view) for view in views)
         scratch = memoryview(bytearray(0))

@@ -1,7 +1,7 @@
-"""`tcp`, the sending end: bytes go from the pinned pool straight to the socket; the queue holds only
-block ids.
+"""`tcp`, the sending end: bytes go from the pinned pool straight to the socket.
 
-One thread writes, one reads the echoes and notices at once when the receiver dies.
+The queue holds block ids only, and is bounded by the blocks that its owner keeps pinned. One thread
+writes, one reads the echoes and notices at once when the receiver dies.
 """
 
 from __future__ import annotations

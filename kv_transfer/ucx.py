@@ -1,6 +1,6 @@
-"""`ucx`, the receiving end, and how both work: UCX through ucxx chooses the way (RDMA, CUDA IPC, shared
-memory, TCP) and moves bytes into place.
+"""`ucx`, the receiving end, and how both ends work.
 
+UCX, through ucxx, chooses the way (RDMA, CUDA IPC, shared memory, TCP) and moves the bytes into place.
 The receiver posts a tag receive for every part (a block's layers of one layer group) of a reservation,
 straight into its block; the sender sends each part under the same tag. A tag is fence, block and layer
 group, so a message of an old fence finds no receive; it is taken off UCX's queue and thrown away. Every
@@ -56,8 +56,8 @@ class UcxReceiver:
         return bytes(self._own_address)
 
     def expect(self, fence: int, writer: str, block_ids: Sequence[int]) -> None:  # noqa: ARG002  the tag says it all
-        """Posts a receive for every part. Raises InvariantViolation for a repeated fence or a block out
-        of range.
+        """Posts a receive for every part. Raises InvariantViolation: a fence repeated, a block out of
+        range.
         """
         check_expected(fence, block_ids, self._region.num_blocks, self._posted)
         layout, step = self._region.layout, layers_per_message(self._region.layout)
@@ -72,9 +72,7 @@ class UcxReceiver:
         self._ucx.poke()
 
     async def arrived(self, fence: int) -> None:
-        """Returns when every receive is complete. Raises TransferError if the fence is not expected (any
-        more).
-        """
+        """Returns when every receive is complete. Raises TransferError if the fence is not expected."""
         if (posted := self._posted.get(fence)) is None:
             raise TransferError(f"fence {fence} is not expected here")
         self._reap()
@@ -83,9 +81,7 @@ class UcxReceiver:
             raise TransferError(f"fence {fence} was cancelled")
 
     async def cancel(self, fence: int) -> None:
-        """Uses up the receives that are still open. One that a dead writer has left half done is
-        abandoned.
-        """
+        """Uses up the receives that are still open. One that a dead writer left half done is abandoned."""
         if (posted := self._posted.pop(fence, None)) is None:
             return
         posted.is_cancelled = True
@@ -99,9 +95,7 @@ class UcxReceiver:
                 await posted.done.wait()
 
     def forget(self, fence: int) -> None:
-        """Drops the bookkeeping of a fence whose receives are complete. Raises InvariantViolation if they
-        are not.
-        """
+        """Drops the bookkeeping of a fence that has arrived. Raises InvariantViolation if it has not."""
         posted = self._posted.pop(fence, None)
         if posted is not None and not posted.is_complete():
             self._posted[fence] = posted

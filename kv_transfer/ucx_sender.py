@@ -16,7 +16,10 @@ _CLOSED = "the link was closed"
 
 
 class UcxSender:
-    """Tag sends out of the pool of this worker."""
+    """Tag sends out of the pool of this worker. The step thread queues, the event loop sends.
+
+    At most `_MAX_UNDER_WAY` messages are with UCX at a time, so that a stop has little to wait for.
+    """
 
     name = "ucx"
 
@@ -58,8 +61,7 @@ class UcxSender:
         return self._log.finish(fence)
 
     async def stop(self, fence: int) -> None:
-        """Sends nothing more of `fence` and waits for the messages that UCX has already: they cannot be
-        withdrawn.
+        """Sends nothing more of `fence` and waits for the messages that UCX cannot give back any more.
 
         A receiver that takes none of them loses the link instead.
         """

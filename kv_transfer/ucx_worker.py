@@ -1,7 +1,6 @@
-"""What both ends of `ucx` share: a UCX worker on the event loop, tags, buffers. The only module that
-knows ucxx.
+"""What both ends of `ucx` share: a UCX worker on the event loop, tags, buffers. Only this module knows ucxx.
 
-Workers make progress on the event loop, woken by UCX's file descriptor: an idle link costs nothing.
+The event loop makes UCX progress when UCX's file descriptor wakes it: an idle link costs nothing.
 """
 
 from __future__ import annotations
@@ -56,8 +55,10 @@ def buffer(memory: memoryview) -> Any:
 
 
 def tag_of(core: ModuleType, fence: int, block: int, group: int) -> Any:
-    """64 bits: 32 of the fence (the lower 31, and whether it is a probe's), 24 of the block, 8 of the
-    layer group.
+    """64 bits: 32 of the fence, 24 of the block, 8 of the layer group.
+
+    Of the fence it takes the lower 31 bits and the one that marks a probe's: two fences that share them
+    are two billion reservations apart.
     """
     narrow = fence & 0x7FFF_FFFF | (fence >> 62 & 1) << 31
     return core.UCXXTag(narrow << 32 | block << 8 | group)
@@ -94,9 +95,7 @@ class UcxWorker:
         self._loop.add_reader(self._fd, self._step)
 
     def connect(self, address: Any) -> Any:
-        """An endpoint to the worker at `address`. Without UCX's error handling, which would rule out
-        shared memory.
-        """
+        """An endpoint to the worker at `address`, without the error handling that rules out shared memory."""
         return self.core.UCXEndpoint.create_from_worker_address(
             self.worker, address, endpoint_error_handling=False
         )
@@ -120,8 +119,8 @@ class UcxWorker:
                 break
             moved = True
         self._after()
-        # Sleeping is allowed only after UCX agrees that nothing is pending; else the next event may never
-        # show.
+        # Without UCX's consent (arm) that nothing is pending, the next event may never show on the
+        # descriptor.
         if moved or not self.worker.arm():
             self.poke()
 

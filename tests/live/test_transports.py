@@ -410,6 +410,24 @@ async def test_a_pool_whose_owner_was_killed_is_swept_and_a_living_one_is_not() 
     assert not living.path.exists()
 
 
+async def test_a_pool_closed_while_a_tensor_looks_into_it_is_lost_to_its_writers() -> None:
+    require("shm")
+    end = LocalEnd("decode-0", "a1", f"test{os.getpid()}")
+    pool = shm.SharedPool(LAYOUT.block_bytes, end)
+    tensor = np.frombuffer(pool.memory, dtype=np.uint8)
+    region = KVRegion(memoryview(bytearray(LAYOUT.block_bytes)), LAYOUT, 1)
+    receiver = shm.ShmReceiver(region, pool)
+    sender = shm.ShmSender(receiver.address(), region)
+    sender.push(1, BlockRange([0], [0], 0, LAYERS))
+    pool.close()
+    assert tensor.sum() == 0
+    with pytest.raises(PeerLost, match="owner"):
+        sender.push(1, BlockRange([0], [0], 0, LAYERS))
+    await sender.close()
+    with pytest.raises(PeerLost, match="gone"):
+        shm.ShmSender(receiver.address(), region)
+
+
 async def test_a_pool_that_does_not_fit_is_refused_with_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     require("shm")
     docker = os.statvfs_result((4096, 4096, 16384, 16384, 16384, 0, 0, 0, 0, 255))
