@@ -7,7 +7,8 @@ import logging
 import signal
 import sys
 import uuid
-from collections.abc import Coroutine, Sequence
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from dataclasses import replace
 
 import uvloop
@@ -32,7 +33,7 @@ POLL_S = 0.02
 def serve(config: CoordinatorConfig, model: str | None, workers: Sequence[WorkerSpec]) -> int:
     """Serves `model` on `workers` until SIGTERM or Ctrl-C; returns the exit status.
 
-    The first signal drains: nothing new is admitted, `drain_s` seconds are left to what runs. A second one stops at once.
+    The first signal drains: nothing new is admitted, what runs has `drain_s` seconds. A second one stops at once.
 
     Raises:
         ModelError, ConfigError: it cannot start; the message says what to change.
@@ -67,25 +68,23 @@ class _Site:
         tokenizer = Tokenizer.from_dir(self._model.path)
         coordinator = Coordinator(self._config, tokenizer.eos_token_ids)
         name = self._config.served_model_name or self._model.name
-        http = await serve_http(
-            create_app(coordinator, tokenizer, name), self._config.host, self._config.port
-        )
-        await coordinator.start()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._on_signal, number.name)
-        launcher = Launcher(coordinator.endpoint, coordinator.worker_exited, self._on_given_up)
-        launcher.start(self._workers)
-        log.info("%s from %s; workers connect to %s", name, self._model.path, coordinator.endpoint)
-        try:
+        async with AsyncExitStack() as ending:  # in reverse order, each whatever became of the others
+            ending.callback(sweep, self._deployment)
+            await coordinator.start()
+            launcher = Launcher(coordinator.endpoint, coordinator.worker_exited, self._on_given_up)
+            ending.push_async_callback(self._stop_workers, launcher)
+            app = create_app(coordinator, tokenizer, name)
+            http = await serve_http(app, self._config.host, self._config.port)
+            ending.push_async_callback(http.stop, HTTP_STOP_S)
+            ending.push_async_callback(self._drain, coordinator)
+            for number in (signal.SIGTERM, signal.SIGINT):
+                loop.add_signal_handler(number, self._on_signal, number.name)
+            launcher.start(self._workers)
+            log.info("%s from %s; workers connect to %s", name, self._model.path, coordinator.endpoint)
             await self._until_ready(coordinator)
             if self._is_ready:
                 log.info("ready: http://%s:%d/v1", self._config.host, http.port)
             await self._stop_asked.wait()
-        finally:
-            await self._unless_hurried(coordinator.drain_and_stop())
-            await http.stop(HTTP_STOP_S)
-            await launcher.stop(0.0 if self._hurry.is_set() else LEAVE_S)
-            sweep(self._deployment)
         if self._failure is not None:
             raise self._failure
         return 0
@@ -104,14 +103,19 @@ class _Site:
                 )
             await asyncio.sleep(POLL_S)
 
-    async def _unless_hurried(self, draining: Coroutine[None, None, None]) -> None:
-        tasks = {asyncio.create_task(draining), asyncio.create_task(self._hurry.wait())}
-        done, pending = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        for task in pending:
-            task.cancel()
-        await asyncio.gather(*pending, return_exceptions=True)
-        for task in done:
-            task.result()
+    async def _drain(self, coordinator: Coordinator) -> None:
+        """Lets running requests end, unless a second signal says to hurry."""
+        draining = asyncio.create_task(coordinator.drain_and_stop())
+        hurried = asyncio.create_task(self._hurry.wait())
+        await asyncio.wait({draining, hurried}, return_when=asyncio.FIRST_COMPLETED)
+        hurried.cancel()
+        if draining.done():
+            draining.result()
+        else:
+            draining.cancel()
+
+    async def _stop_workers(self, launcher: Launcher) -> None:
+        await launcher.stop(0.0 if self._hurry.is_set() else LEAVE_S)
 
     def _on_signal(self, name: str) -> None:
         if self._stop_asked.is_set():

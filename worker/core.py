@@ -6,7 +6,7 @@ knows no tensor, socket, thread or clock. Its shell calls, on one thread::
     for command in core.handle(event, now): carry out
     plan = core.next_step(now)      # whenever the step thread is idle; None: nothing to run
 
-and answers every plan with `StepDone` (or `StepFailed`), every `FinishPush` with `PushFinished` or `PushFailed`,
+and answers every plan with `StepDone`, every `FinishPush` with `PushFinished` or `PushFailed`,
 every `StopPush` with `PushStopped`, every `Verify` with `Verified`, every `CancelReceive` with `ReceiveCancelled`.
 Answers may come late and in any order, after the request is long gone; cores ignore those they no longer wait for.
 """
@@ -100,7 +100,7 @@ class Verified:
 
 @dataclass(frozen=True, slots=True)
 class ReceiveCancelled:
-    """This side expects, and by itself lets in, no byte under `fence` any more (the writer may still write one-sidedly)."""
+    """This side lets in no byte under `fence` any more (the writer may still write one-sidedly)."""
 
     fence: int
 

@@ -1,7 +1,7 @@
 """Links between prefill and decode workers: handshake, probe, and the messages that follow.
 
-A prefill worker holds one `OutgoingLink` per decode worker; a decode worker one `IncomingLinks` for all. What they do not
-need themselves goes to the role's core.
+A prefill worker holds one `OutgoingLink` per decode worker; a decode worker one `IncomingLinks` for all. What they do
+not need themselves goes to the role's core.
 """
 
 from __future__ import annotations

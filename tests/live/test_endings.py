@@ -119,7 +119,7 @@ def test_min_tokens_forbids_an_early_stop_token(servers: dict[str, Server]) -> N
 def test_a_stop_string_is_found_across_token_borders(
     servers: dict[str, Server], start: int, stop: int
 ) -> None:
-    """A stop string cut out of the text of tokens start..stop, from the middle of the one to the middle of the other."""
+    """A stop string cut out of the text of tokens start..stop, from the middle of the one to that of the other."""
     texts = [whole(servers["split"], max_tokens=n, ignore_eos=True).text for n in range(1, 7)]
     full = texts[-1]
     begin = len(texts[start - 1]) + 1 if start else 0

@@ -45,7 +45,7 @@ def is_alive(pid: int) -> bool:
 
 @pytest.mark.parametrize("victim", ["prefill-0", "decode-0"])
 def test_a_worker_killed_in_traffic(tmp_path: Path, victim: str) -> None:
-    """Two workers of each pool; one is killed while eight streams run. All end with the undisturbed text, or an error."""
+    """Two of each pool; one is killed while eight streams run. All end with the undisturbed text, or an error."""
     prompts = [f"Story number {n}. In the beginning" for n in range(8)]
     with serving(tmp_path, *FIXED, "--prefill", "2", "--decode", "2") as server:
         undisturbed = [stream(server, prompt, 60) for prompt in prompts]

@@ -14,8 +14,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="fetch and convert a model, so that serving it starts at once",
         description="Fetches and converts a model into the cache and prints the directory it lies in.",
     )
-    parser.add_argument("model", nargs="?", metavar="MODEL",
-                        help="Hugging Face id, directory or .gguf file (default: the built-in SmolLM2-135M-Instruct)")  # fmt: skip
+    parser.add_argument(
+        "model",
+        nargs="?",
+        metavar="MODEL",
+        help="Hugging Face id, directory or .gguf file (default: the built-in SmolLM2-135M-Instruct)",
+    )
     return parser
 
 

@@ -3,73 +3,107 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
-from dataclasses import MISSING, fields
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from enum import StrEnum
+from typing import Any, TypeVar
 
 from twinpool.config import EngineConfig, SchedulerConfig, TransferConfig, TransportName
 from twinpool.errors import ConfigError
 
+E = TypeVar("E", bound=StrEnum)
 
-def _default(config: type[Any], name: str) -> Any:
-    (field,) = (f for f in fields(config) if f.name == name)
-    if field.default is MISSING:
-        raise TypeError(f"{config.__name__}.{name} has no default")
-    return field.default
+
+def one_of(*allowed: E) -> Callable[[str], E]:
+    """A flag's type: one of the enum's members, or an error that lists them."""
+
+    def parse(text: str) -> E:
+        for member in allowed:
+            if text == member.value:
+                return member
+        raise argparse.ArgumentTypeError(f"{text!r}; allowed: {', '.join(allowed)}")
+
+    return parse
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """One flag: the setting it fills (its default too) and how it is shown."""
+
+    name: str
+    config: type[Any]
+    field: str
+    metavar: str
+    help: str
+    type: Callable[[str], Any] = str
+
+    @property
+    def default(self) -> Any:
+        """The setting's own default."""
+        return next(field.default for field in fields(self.config) if field.name == self.field)
+
+
+_ENGINE = (
+    Flag("--dtype", EngineConfig, "dtype", "NAME",
+         "auto, float32, bfloat16 or float16 (auto: bfloat16 where the processor has it natively, else float32)"),
+    Flag("--device", EngineConfig, "device", "NAME", "auto, cpu, cuda or cuda:N"),
+    Flag("--block-size", EngineConfig, "block_size", "TOKENS", "token slots per KV block", int),
+    Flag("--num-blocks", EngineConfig, "num_blocks", "N",
+         "KV blocks per worker (default: what --kv-memory-fraction of the free memory holds)", int),
+    Flag("--kv-memory-fraction", EngineConfig, "kv_memory_fraction", "F",
+         "share of the free memory that the KV of all workers of this host takes together", float),
+    Flag("--max-model-len", EngineConfig, "max_model_len", "TOKENS",
+         "longest prompt plus output (default: the model's own context)", int),
+)  # fmt: skip
+_SCHEDULING = (
+    Flag("--token-budget", SchedulerConfig, "token_budget", "TOKENS",
+         "prompt tokens of one step, over all prompts in it: the chunk size", int),
+    Flag("--max-num-seqs", SchedulerConfig, "max_num_seqs", "N", "sequences that one worker decodes together", int),
+    Flag("--headroom-tokens", SchedulerConfig, "headroom_tokens", "TOKENS",
+         "room to grow that a sequence must have before decode admits it", int),
+    Flag("--max-parked-blocks", SchedulerConfig, "max_parked_blocks", "BLOCKS",
+         "finished prompts may wait on a prefill worker for room on decode in this many blocks (default: half)", int),
+    Flag("--transfer-timeout", SchedulerConfig, "transfer_timeout_s", "SECONDS",
+         "wait for a transfer, beyond what its bytes should take", float),
+)  # fmt: skip
+_TRANSFER = (
+    Flag("--transport", TransferConfig, "transport", "NAME",
+         "auto, shm, ucx or tcp (auto: shm on one host, else ucx where both ends have it, else tcp)",
+         one_of(TransportName.AUTO, TransportName.SHM, TransportName.UCX, TransportName.TCP)),
+    Flag("--kv-host", TransferConfig, "host", "ADDRESS", "address that a decode worker's KV sockets listen on"),
+    Flag("--faults", TransferConfig, "faults", "SPEC",
+         "for tests: break transfers on purpose, like delay=0.01,corrupt=0.1,seed=3"),
+)  # fmt: skip
 
 
 def add_worker_flags(parser: argparse.ArgumentParser) -> list[argparse.Action]:
     """Adds the flags that shape one worker; returns them, for `forwarded`."""
-    engine = parser.add_argument_group("engine")
-    schedule = parser.add_argument_group("scheduling")
-    transfer = parser.add_argument_group("KV transfer")
     added: list[argparse.Action] = []
-
-    def add(group: argparse._ArgumentGroup, flag: str, config: type[Any], name: str, **options: Any) -> None:
-        default = _default(config, name)
-        added.append(group.add_argument(flag, dest=name, default=default, **options))
-
-    add(engine, "--dtype", EngineConfig, "dtype",
-        help="auto, float32, bfloat16 or float16 (auto: bfloat16 where the processor has it natively, else float32)")  # fmt: skip
-    add(engine, "--device", EngineConfig, "device", help="auto, cpu, cuda or cuda:N")
-    add(
-        engine,
-        "--block-size",
-        EngineConfig,
-        "block_size",
-        type=int,
-        help="token slots per KV block (default 16)",
+    for title, flags in (("engine", _ENGINE), ("scheduling", _SCHEDULING), ("KV transfer", _TRANSFER)):
+        group = parser.add_argument_group(title)
+        for flag in flags:
+            shown = "" if flag.default in (None, "") else f" (default {flag.default})"
+            action = group.add_argument(
+                flag.name, dest=f"{flag.config.__name__}.{flag.field}", default=flag.default, metavar=flag.metavar,
+                type=flag.type, help=flag.help + shown,
+            )  # fmt: skip
+            added.append(action)
+    no_cache = parser.add_argument("--no-prefix-cache", action="store_true", help="compute every prompt anew")
+    strict = parser.add_argument(
+        "--strict",
+        action="store_true",
+        help="what is not as configured (a slower transport, decode computing prompt tokens) is an error",
     )
-    add(engine, "--num-blocks", EngineConfig, "num_blocks", type=int,
-        help="KV blocks per worker (default: what --kv-memory-fraction of the free memory holds)")  # fmt: skip
-    add(engine, "--kv-memory-fraction", EngineConfig, "kv_memory_fraction", type=float, metavar="F",
-        help="share of the free memory that all workers of this host together take for KV (default 0.5)")  # fmt: skip
-    add(engine, "--max-model-len", EngineConfig, "max_model_len", type=int, metavar="TOKENS",
-        help="longest prompt plus output (default: the model's own context)")  # fmt: skip
-    add(schedule, "--token-budget", SchedulerConfig, "token_budget", type=int, metavar="TOKENS",
-        help="prompt tokens of one step, over all prompts in it: the chunk size (default 512)")  # fmt: skip
-    add(schedule, "--max-num-seqs", SchedulerConfig, "max_num_seqs", type=int, metavar="N",
-        help="sequences that one worker decodes together (default 64)")  # fmt: skip
-    add(schedule, "--headroom-tokens", SchedulerConfig, "headroom_tokens", type=int, metavar="TOKENS",
-        help="room to grow that a sequence must have before decode admits it (default 64)")  # fmt: skip
-    add(schedule, "--max-parked-blocks", SchedulerConfig, "max_parked_blocks", type=int, metavar="BLOCKS",
-        help="finished prompts may wait on a prefill worker for room on decode in this many blocks (default: half)")  # fmt: skip
-    add(schedule, "--transfer-timeout", SchedulerConfig, "transfer_timeout_s", type=float, metavar="SECONDS",
-        help="wait for a transfer, beyond what its bytes should take (default 10)")  # fmt: skip
-    added.append(schedule.add_argument(
-        "--no-prefix-cache", dest="prefix_cache", action="store_false",
-        help="compute every prompt anew"))  # fmt: skip
-    add(transfer, "--transport", TransferConfig, "transport", type=TransportName,
-        choices=[t for t in TransportName if t is not TransportName.LOOPBACK], metavar="NAME",
-        help="auto, shm, ucx or tcp (auto: shm on one host, else ucx where both ends have it, else tcp)")  # fmt: skip
-    add(transfer, "--kv-host", TransferConfig, "host", metavar="ADDRESS",
-        help="address that KV sockets of decode workers listen on (default 127.0.0.1)")  # fmt: skip
-    add(transfer, "--faults", TransferConfig, "faults", metavar="SPEC",
-        help="for tests: break transfers on purpose, like delay=0.01,corrupt=0.1,seed=3")  # fmt: skip
-    added.append(parser.add_argument(
-        "--strict", action="store_true",
-        help="anything that is not what was configured (decode computing prompt tokens, …) is an error"))  # fmt: skip
-    return added
+    return [*added, no_cache, strict]
+
+
+def config_from(args: argparse.Namespace, config: type[Any], **others: Any) -> Any:
+    """The checked value of `config` from its flags and `others`. Raises ConfigError."""
+    prefix = f"{config.__name__}."
+    given = {
+        name.removeprefix(prefix): value for name, value in vars(args).items() if name.startswith(prefix)
+    }
+    return config(**given, **others)
 
 
 def forwarded(args: argparse.Namespace, actions: Sequence[argparse.Action]) -> tuple[str, ...]:
@@ -86,31 +120,28 @@ def forwarded(args: argparse.Namespace, actions: Sequence[argparse.Action]) -> t
 def engine_config(
     args: argparse.Namespace, model_dir: str, threads: int, cores: tuple[int, ...], workers_on_host: int
 ) -> EngineConfig:
-    """The engine flags as a checked value."""
-    return EngineConfig(
+    """The engine flags as a checked value. Raises ConfigError."""
+    config: EngineConfig = config_from(
+        args,
+        EngineConfig,
         model_dir=model_dir,
-        dtype=args.dtype,
-        device=args.device,
-        block_size=args.block_size,
-        num_blocks=args.num_blocks,
-        kv_memory_fraction=args.kv_memory_fraction,
-        workers_on_host=workers_on_host,
-        max_model_len=args.max_model_len,
         threads=threads,
         cpu_cores=cores,
+        workers_on_host=workers_on_host,
     )
+    return config
 
 
 def scheduler_config(args: argparse.Namespace) -> SchedulerConfig:
-    """The scheduling flags as a checked value."""
-    return SchedulerConfig(
-        token_budget=args.token_budget,
-        max_num_seqs=args.max_num_seqs,
-        headroom_tokens=args.headroom_tokens,
-        max_parked_blocks=args.max_parked_blocks,
-        transfer_timeout_s=args.transfer_timeout_s,
-        prefix_cache=args.prefix_cache,
-    )
+    """The scheduling flags as a checked value. Raises ConfigError."""
+    config: SchedulerConfig = config_from(args, SchedulerConfig, prefix_cache=not args.no_prefix_cache)
+    return config
+
+
+def transfer_config(args: argparse.Namespace, deployment: str) -> TransferConfig:
+    """The transfer flags as a checked value. Raises ConfigError."""
+    config: TransferConfig = config_from(args, TransferConfig, deployment=deployment)
+    return config
 
 
 def parse_cores(text: str) -> tuple[int, ...]:

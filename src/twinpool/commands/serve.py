@@ -16,16 +16,21 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="serve a model over HTTP",
         description="Serves MODEL behind an OpenAI-compatible endpoint, on prefill and decode workers of this host.",
     )
-    parser.add_argument("model", nargs="?", metavar="MODEL",
-                        help="Hugging Face id, directory or .gguf file (default: the built-in SmolLM2-135M-Instruct)")  # fmt: skip
+    parser.add_argument(
+        "model",
+        nargs="?",
+        metavar="MODEL",
+        help="Hugging Face id, directory or .gguf file (default: the built-in SmolLM2-135M-Instruct)",
+    )
     parser.add_argument(
         "--served-model-name", metavar="NAME", help="what clients call the model (default: its own name)"
     )
     pools = parser.add_argument_group("pools")
     pools.add_argument("--prefill", type=int, metavar="N", help="prefill workers (default 1)")
     pools.add_argument("--decode", type=int, metavar="M", help="decode workers (default 1)")
-    pools.add_argument("--colocated", type=int, default=0, metavar="K",
-                       help="K workers that do both, instead of two pools")  # fmt: skip
+    pools.add_argument(
+        "--colocated", type=int, default=0, metavar="K", help="K workers that do both, instead of two pools"
+    )
     pools.add_argument("--threads", type=int, help="CPU threads per worker (default: its share of the cores)")
     pools.add_argument("--no-pin", action="store_true", help="do not keep each worker on cores of its own")
     front = parser.add_argument_group("endpoint")
@@ -36,18 +41,47 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     front.add_argument(
         "--port", type=int, default=defaults.port, help=f"port (default {defaults.port}; 0: any free one)"
     )
-    front.add_argument("--control", default=defaults.control, metavar="ADDRESS",
-                       help="where workers of other hosts connect, like tcp://10.0.0.1:7000 (default: this host only)")  # fmt: skip
-    front.add_argument("--max-queue-requests", type=int, default=defaults.max_queue_requests, metavar="N",
-                       help=f"requests that may wait; more get 429 (default {defaults.max_queue_requests})")  # fmt: skip
-    front.add_argument("--max-queue-tokens", type=int, default=defaults.max_queue_tokens, metavar="N",
-                       help=f"prompt tokens that may wait (default {defaults.max_queue_tokens})")  # fmt: skip
-    front.add_argument("--max-wait", type=float, default=defaults.max_wait_s, metavar="SECONDS",
-                       help=f"longest wait in the queue (default {defaults.max_wait_s:.0f})")  # fmt: skip
-    front.add_argument("--max-attempts", type=int, default=defaults.max_attempts, metavar="N",
-                       help=f"how often a request is started when workers are lost (default {defaults.max_attempts})")  # fmt: skip
-    front.add_argument("--drain", type=float, default=defaults.drain_s, metavar="SECONDS",
-                       help=f"on SIGTERM, time for running requests to end (default {defaults.drain_s:.0f})")  # fmt: skip
+    front.add_argument(
+        "--control",
+        default=defaults.control,
+        metavar="ADDRESS",
+        help="where workers of other hosts connect, like tcp://10.0.0.1:7000 (default: this host only)",
+    )
+    front.add_argument(
+        "--max-queue-requests",
+        type=int,
+        default=defaults.max_queue_requests,
+        metavar="N",
+        help=f"requests that may wait; more get 429 (default {defaults.max_queue_requests})",
+    )
+    front.add_argument(
+        "--max-queue-tokens",
+        type=int,
+        default=defaults.max_queue_tokens,
+        metavar="N",
+        help=f"prompt tokens that may wait (default {defaults.max_queue_tokens})",
+    )
+    front.add_argument(
+        "--max-wait",
+        type=float,
+        default=defaults.max_wait_s,
+        metavar="SECONDS",
+        help=f"longest wait in the queue (default {defaults.max_wait_s:.0f})",
+    )
+    front.add_argument(
+        "--max-attempts",
+        type=int,
+        default=defaults.max_attempts,
+        metavar="N",
+        help=f"how often a request is started when workers are lost (default {defaults.max_attempts})",
+    )
+    front.add_argument(
+        "--drain",
+        type=float,
+        default=defaults.drain_s,
+        metavar="SECONDS",
+        help=f"on SIGTERM, time for running requests to end (default {defaults.drain_s:.0f})",
+    )
     parser.set_defaults(worker_actions=add_worker_flags(parser))
     return parser
 

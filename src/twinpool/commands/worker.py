@@ -6,8 +6,14 @@ import argparse
 import os
 from typing import TYPE_CHECKING
 
-from twinpool.commands.flags import add_worker_flags, engine_config, parse_cores, scheduler_config
-from twinpool.config import LinkConfig, Role, TransferConfig, WorkerConfig
+from twinpool.commands.flags import (
+    add_worker_flags,
+    engine_config,
+    parse_cores,
+    scheduler_config,
+    transfer_config,
+)
+from twinpool.config import LinkConfig, Role, WorkerConfig
 
 if TYPE_CHECKING:
     from twinpool.worker.main import CoreFactory
@@ -20,12 +26,25 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="run one worker for a coordinator that runs already",
         description="Runs one prefill, decode or colocated worker and joins it to a coordinator.",
     )
-    parser.add_argument("--role", required=True, type=Role, choices=list(Role), metavar="ROLE",
-                        help="prefill, decode or colocated")  # fmt: skip
-    parser.add_argument("--connect", required=True, metavar="ADDRESS",
-                        help="the coordinator's control address, like tcp://10.0.0.1:7000")  # fmt: skip
-    parser.add_argument("--model-dir", required=True, metavar="DIR",
-                        help="directory with config.json and safetensors (`twinpool serve` prints the one it serves)")  # fmt: skip
+    parser.add_argument(
+        "--role",
+        required=True,
+        type=one_of(*Role),
+        metavar="ROLE",
+        help="prefill, decode or colocated",
+    )
+    parser.add_argument(
+        "--connect",
+        required=True,
+        metavar="ADDRESS",
+        help="the coordinator's control address, like tcp://10.0.0.1:7000",
+    )
+    parser.add_argument(
+        "--model-dir",
+        required=True,
+        metavar="DIR",
+        help="directory with config.json and safetensors (`twinpool serve` prints the one it serves)",
+    )
     parser.add_argument(
         "--id", help="name of the worker, unique in its server (default: role and process id)"
     )
@@ -34,8 +53,13 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "--deployment", default="local", help="name of the server that this worker belongs to"
     )
-    parser.add_argument("--workers-on-host", type=int, default=1, metavar="N",
-                        help="workers that share this host's memory (default 1)")  # fmt: skip
+    parser.add_argument(
+        "--workers-on-host",
+        type=int,
+        default=1,
+        metavar="N",
+        help="workers that share this host's memory (default 1)",
+    )
     parser.add_argument("--lifeline-fd", type=int, help=argparse.SUPPRESS)
     add_worker_flags(parser)
     return parser
@@ -51,9 +75,7 @@ def run(args: argparse.Namespace) -> int:
             args, args.model_dir, args.threads, parse_cores(args.cores), workers_on_host=args.workers_on_host
         ),
         scheduler=scheduler_config(args),
-        transfer=TransferConfig(
-            transport=args.transport, deployment=args.deployment, host=args.host, faults=args.faults
-        ),
+        transfer=transfer_config(args, args.deployment),
         strict=args.strict,
     )
     from twinpool.worker.main import (
