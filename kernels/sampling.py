@@ -1,9 +1,9 @@
 """Choosing a token: filters, and noise that is a pure function of (seed, position, token).
 
 Filters in this order: temperature, top-k, top-p (nucleus: Holtzman et al. 2019, arXiv:1904.09751), min-p (Nguyen et
-al. 2024, arXiv:2407.01082). Then the exponential race, which is the Gumbel-max trick (Gumbel 1954) with one logarithm: token
-i with probability p_i and an independent exponential variable E_i wins if p_i / E_i is the largest, and does so with
-probability p_i. E_i comes from the counter-based generator Philox4x32-10 (Salmon et al. 2011, doi
+al. 2024, arXiv:2407.01082). Then the exponential race, which is the Gumbel-max trick (Gumbel 1954) with one
+logarithm: token i with probability p_i and an independent exponential variable E_i wins if p_i / E_i is the largest,
+and does so with probability p_i. E_i comes from the counter-based generator Philox4x32-10 (Salmon et al. 2011, doi
 10.1145/2063384.2063405): key = the seed's low and high word, counter = (i // 4, low and high word of the position, 0),
 word i % 4 of the output.
 """

@@ -68,7 +68,7 @@ class ForeignModel:
         transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
         ALL_ATTENTION_FUNCTIONS.register(_NAME, _attend)
         try:
-            model = AutoModelForCausalLM.from_pretrained(
+            self._model: Any = AutoModelForCausalLM.from_pretrained(
                 directory,
                 dtype=dtype,
                 attn_implementation="eager",
@@ -79,8 +79,7 @@ class ForeignModel:
             raise ModelError(
                 f"transformers cannot load {config.architecture} from {directory}: {exc}"
             ) from exc
-        _refuse_length_dependent_rope(config, model.config, max_model_len)
-        self._model: Any = model
+        _refuse_length_dependent_rope(config, self._model.config, max_model_len)
         self._model.to(device).eval()
         with torch.inference_mode():
             self._prove(min(_PROOF_TOKENS, max_model_len), dtype, device)

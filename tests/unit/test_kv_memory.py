@@ -43,8 +43,8 @@ def test_a_fixed_number_of_blocks_is_taken_as_it_is() -> None:
     [
         (
             CONFIG,
-            GIB,
-            "--kv-memory-fraction 0.5 of 1.00 GiB free.*takes 256 .0.50 GiB.*lower --max-model-len",
+            GIB // 2,
+            "--kv-memory-fraction 0.5 of 0.50 GiB free.*takes 256 .0.50 GiB.*lower --max-model-len",
         ),
         (CONFIG, 0, "has 0 blocks"),
         (replace(CONFIG, num_blocks=255), 20 * GIB, "--num-blocks 255.*raise --num-blocks to 256"),
