@@ -33,7 +33,9 @@ class PoolMachine(RuleBasedStateMachine):
         self.pool = BlockPool(NUM_BLOCKS, SIZE)
         self.contents: dict[int, tuple[int, ...]] = {}
 
-    @rule(target=held, token_ids=st.lists(st.integers(0, 1), min_size=1, max_size=12), extra=st.integers(0, 2))
+    @rule(
+        target=held, token_ids=st.lists(st.integers(0, 1), min_size=1, max_size=12), extra=st.integers(0, 2)
+    )
     def reserve(self, token_ids: list[int], extra: int) -> object:
         chain = PrefixChain(SIZE)
         chain.extend(token_ids)

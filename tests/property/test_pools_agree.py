@@ -8,6 +8,7 @@ from support.fake_model import EOS, VOCABULARY, answer
 from support.pool_world import World
 
 from twinpool.config import Role, SchedulerConfig
+from twinpool.metrics import WorkerMetric
 from twinpool.request import FinishReason, Job, SamplingParams
 
 SPLIT = {Role.PREFILL: 2, Role.DECODE: 2}
@@ -63,6 +64,7 @@ def serve(world: World, work: list[Job], gap: int) -> None:
     for client in clients:
         assert client.output == answer(client.job)
         assert client.finish in (FinishReason.STOP, FinishReason.LENGTH)
+    assert all(not worker.core.counters[WorkerMetric.TRANSFER_FAILURES] for worker in world.workers.values())
     world.assert_everything_is_free()
 
 
@@ -100,4 +102,23 @@ def test_clients_that_leave_and_workers_that_die_disturb_nobody_else(data: st.Da
             assert client.output == whole[: len(client.output)]
         else:
             assert client.output == whole
+    world.assert_everything_is_free()
+
+
+@settings(max_examples=60, deadline=None)
+@given(worlds({Role.PREFILL: 1, Role.DECODE: 1}), st.sampled_from([0.01, 0.05, 0.2]))
+def test_a_storm_of_clients_that_leave_and_ask_again_leaves_nothing_behind(world: World, rate: float) -> None:
+    random, clients = world.random, []
+    for number in range(40):
+        if number < 4 or random.random() < 0.5:
+            prompt = tuple(random.choices(range(VOCABULARY), k=random.randint(1, 30)))
+            sampling = SamplingParams(max_tokens=random.randint(1, 12), seed=0)
+            clients.append(world.submit(Job(f"request-{number}", 0, prompt, sampling, (EOS,))))
+        while world.turn() and random.random() > rate:
+            pass
+        world.cancel(random.choice(clients))
+    world.run()
+    for client in clients:
+        assert client.output == answer(client.job)[: len(client.output)]
+        assert client.finish is FinishReason.CANCELLED or client.output == answer(client.job)
     world.assert_everything_is_free()

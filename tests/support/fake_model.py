@@ -6,6 +6,7 @@ owners gives wrong tokens.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from xxhash import xxh3_64_intdigest
@@ -46,11 +47,15 @@ def digest(token_ids: Sequence[int]) -> int:
 
 
 class FakeKV:
-    """A KV pool that keeps, in each slot of each block, the token whose KV is there."""
+    """A KV pool that keeps, in each slot of each block, the token whose KV is there.
+
+    Writing to a block that is `pinned`, because a transport has yet to read it, is an error.
+    """
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         self._block_size = block_size
         self._blocks: list[Cells] = [(EMPTY,) * block_size] * num_blocks
+        self.pinned: Counter[int] = Counter()
 
     def read(self, block_id: int) -> Cells:
         """The block's contents."""
@@ -77,6 +82,7 @@ class FakeKV:
 
     def _put(self, table: Sequence[int], position: int, token: int) -> None:
         block, slot = table[position // self._block_size], position % self._block_size
+        assert self.pinned[block] == 0, f"block {block} is written while a transport reads it"
         cells = self._blocks[block]
         self._blocks[block] = (*cells[:slot], token, *cells[slot + 1 :])
 

@@ -19,6 +19,7 @@ class Receiver:
         self._kv = kv
         self._is_one_sided = is_one_sided
         self._missing: dict[int, set[int]] = {}
+        self._fence_of_block: dict[int, int] = {}
         self._verifying: dict[int, tuple[Manifest, float]] = {}
 
     @property
@@ -29,6 +30,7 @@ class Receiver:
     def expect(self, fence: int, block_ids: tuple[int, ...]) -> None:
         """Lets blocks in under `fence`."""
         self._missing[fence] = set(block_ids)
+        self._fence_of_block.update(dict.fromkeys(block_ids, fence))
 
     def cancel(self, fence: int) -> None:
         """Expects nothing more under `fence`, which may be complete already."""
@@ -40,9 +42,10 @@ class Receiver:
         self._verifying[manifest.fence] = manifest, deadline
 
     def land(self, fence: int, block_id: int, cells: Cells) -> None:
-        """A block's bytes arrive."""
+        """A block's bytes arrive, never in a block that was lent to somebody else since."""
         missing = self._missing.get(fence)
         if missing is not None or self._is_one_sided:
+            assert self._fence_of_block[block_id] == fence, f"a late write of fence {fence} hits a new owner"
             self._kv.write(block_id, cells)
         if missing is not None:
             missing.discard(block_id)
@@ -61,12 +64,23 @@ class Receiver:
 
 
 class Wire:
-    """A prefill worker's link to one decode worker. `answer` tells the sender's core, some time later."""
+    """A prefill worker's link to one decode worker.
 
-    def __init__(self, source: FakeKV, receiver: Receiver, answer: Callable[[Event], None]) -> None:
+    `later(call)` makes a call some time later, `take(event)` gives an event to the sender's core. Source blocks are
+    pinned from the push until they are read or the stop has taken effect: nobody may write to them.
+    """
+
+    def __init__(
+        self,
+        source: FakeKV,
+        receiver: Receiver,
+        later: Callable[[Callable[[], None]], None],
+        take: Callable[[Event], None],
+    ) -> None:
         self._source = source
         self._receiver = receiver
-        self._answer = answer
+        self._later = later
+        self._take = take
         self._queued: list[tuple[int, int, int]] = []  # fence, source block, target block: not read yet
         self._flying: list[tuple[int, int, Cells]] = []  # fence, target block, contents: not landed yet
         self._finishing: dict[int, FinishPush] = {}
@@ -83,6 +97,7 @@ class Wire:
         if not self._is_broken:
             pairs = zip(push.source_blocks, push.target_blocks, strict=True)
             self._queued += [(push.fence, source, target) for source, target in pairs]
+            self._source.pinned.update(push.source_blocks)
 
     def finish(self, command: FinishPush) -> None:
         """Answers once all blocks of the fence are read."""
@@ -90,18 +105,29 @@ class Wire:
         self._end_finished()
 
     def stop(self, fence: int) -> None:
-        """Forgets everything of the fence that has not landed."""
+        """Forgets, some time later, everything of the fence that has not landed by then."""
+        self._later(lambda: self._stop(fence))
+
+    def _stop(self, fence: int) -> None:
+        self._unpin([source for of, source, _ in self._queued if of == fence])
         self._queued = [item for item in self._queued if item[0] != fence]
         self._flying = [item for item in self._flying if item[0] != fence]
         self._finishing.pop(fence, None)
-        self._answer(PushStopped(fence))
+        self._take(PushStopped(fence))
 
     def break_off(self) -> None:
         """The other side has died."""
         self._is_broken = True
+        self._unpin([source for _, source, _ in self._queued])
         self._queued.clear()
         self._flying.clear()
         self._end_finished()
+
+    def _unpin(self, source_blocks: list[int]) -> None:
+        self._source.pinned.subtract(source_blocks)
+
+    def _answer(self, event: Event) -> None:
+        self._later(lambda: self._take(event))
 
     def move(self, random: Random) -> None:
         """One block is read, or lands; any of them may be next."""
@@ -109,6 +135,7 @@ class Wire:
         if chosen < len(self._queued):
             fence, source, target = self._queued.pop(chosen)
             self._flying.append((fence, target, self._source.read(source)))
+            self._unpin([source])
             self._end_finished()
             return
         fence, target, cells = self._flying.pop(chosen - len(self._queued))

@@ -131,19 +131,22 @@ class Worker:
                 self.receiver.expect(fence, block_ids)
             case CancelReceive(fence):
                 self.receiver.cancel(fence)
-                self._later(ReceiveCancelled(fence))
+                self._take_later(ReceiveCancelled(fence))
             case Verify(manifest, timeout_s):
                 self.receiver.verify(manifest, self.world.now + timeout_s)
 
     def _wire_to(self, worker_id: str) -> Wire:
         return next(wire for peer, wire in reversed(self.wires.items()) if peer[0] == worker_id)
 
-    def _later(self, event: Event) -> None:
-        self.world.post((self.identity, "transfer"), lambda: self.take(event))
+    def _later(self, call: Delivery) -> None:
+        self.world.post((self.identity, "transfer"), call)
+
+    def _take_later(self, event: Event) -> None:
+        self._later(lambda: self.take(event))
 
     def link(self, decode_worker: Worker) -> None:
         """Handshake and probe with a decode worker have succeeded."""
-        self.wires[decode_worker.identity] = Wire(self.kv, decode_worker.receiver, self._later)
+        self.wires[decode_worker.identity] = Wire(self.kv, decode_worker.receiver, self._later, self.take)
         decode_worker.take(PeerLinked(*self.identity, "memory"))
         self.take(PeerLinked(*decode_worker.identity, "memory"))
 
@@ -151,11 +154,8 @@ class Worker:
         """Answers those that can be answered now."""
         for manifest, is_late in self.receiver.due(self.world.now):
             arrived = tuple(digest(self.kv.read(block)) for block in manifest.block_ids)
-            if is_late:
-                error = "bytes are missing"
-            else:
-                error = "" if arrived == manifest.digests else "a digest differs"
-            self._later(Verified(manifest.fence, 0.0, error))
+            error = "" if arrived == manifest.digests else "a digest differs"
+            self._take_later(Verified(manifest.fence, 0.0, "bytes are missing" if is_late else error))
 
 
 class World:
