@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from twinpool.commands.flags import (
     add_worker_flags,
     engine_config,
+    one_of,
     parse_cores,
     scheduler_config,
     transfer_config,
