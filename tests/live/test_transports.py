@@ -386,6 +386,34 @@ async def test_a_killed_receiver_is_noticed_in_bounded_time(
     shm.sweep(f"test{os.getpid()}")
 
 
+@pytest.mark.parametrize("name", ["tcp", "ucx"])
+async def test_a_receiver_that_takes_nothing_blocks_no_push_and_loses_the_link_at_the_stop(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    require(name)
+    monkeypatch.setattr(pushes, "STALL_S", 0.5)
+    peer = await RemotePeer.start(name, "decode-0")
+    region = KVRegion(memoryview(bytearray(NUM_BLOCKS * LAYOUT.block_bytes)), LAYOUT, NUM_BLOCKS)
+    end = LocalEnd("prefill-0", "b2")
+    blocks = list(range(NUM_BLOCKS))
+    async with asyncio.timeout(DEADLINE_S):
+        address = bytes.fromhex(await peer.call("listen"))
+        sender = await transports.sender(TransportName(name), address, region, end)
+        await peer.call("expect", fence=1, writer=end.writer, blocks=blocks)
+        peer.process.send_signal(signal.SIGSTOP)
+        for _ in range(10):  # more than any socket buffers
+            sender.push(1, BlockRange(blocks, blocks, 0, LAYERS))
+        with pytest.raises(PeerLost, match="taken no byte"):
+            await sender.finish(1)
+        await sender.stop(1)
+        with pytest.raises(PeerLost):
+            sender.push(2, BlockRange(blocks, blocks, 0, LAYERS))
+        with pytest.raises(PeerLost):
+            await sender.finish(2)
+        await sender.close()
+        await peer.kill()
+
+
 @pytest.mark.parametrize("desk", ["tcp"], indirect=True)
 async def test_strangers_on_the_tcp_port_are_turned_away_and_counted(desk: Desk) -> None:
     host, port, _ = msgspec.msgpack.decode(desk.receiver.address()).values()
