@@ -60,8 +60,8 @@ class Custody:
         request.timeline.attempts[-1].ended = f"{reason}: {detail}" if detail else reason
         self._tally.add(CoordinatorMetric.ATTEMPTS_LOST, reason)
         request.early.clear()
-        if reason == PREEMPTED and len(request.emitted) > request.num_emitted_at_start:
-            request.starts_charged -= 1
+        if reason == PREEMPTED:
+            request.preempted_attempts.add(request.attempt)
         if request.starts_charged >= self._max_attempts:
             error = RequestFailed(
                 f"the request was lost {request.starts_charged} times and is not started again; the last: "
@@ -70,7 +70,8 @@ class Custody:
             self.end(request, Move.FAIL, FinishReason.ERROR, now, error=error)
             return
         self.move(request, Move.RESUME, now)
-        request.queued_at = now
+        if reason != PREEMPTED or len(request.emitted) > request.num_emitted_at_start:
+            request.queued_at = now
         self._queue.push_front(request)
 
     def end(

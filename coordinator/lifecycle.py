@@ -135,8 +135,7 @@ class Request:
     """One request at the coordinator.
 
     `emitted` are the output tokens that went out, in order; `early` those that came before their turn (the
-    two workers' connections race), by index. `starts_charged` counts the attempts that used up one of
-    `max_attempts`.
+    two workers' connections race), by index. `queued_at` is since when it waits without having got anywhere.
     """
 
     def __init__(self, submission: Submission) -> None:
@@ -148,7 +147,7 @@ class Request:
         self.early: dict[int, Token] = {}
         self.last_token_at = submission.received_at
         self.attempt = 0
-        self.starts_charged = 0
+        self.preempted_attempts: set[int] = set()
         self.num_emitted_at_start = 0
         self.handed_off = False
         self.queued_at = submission.tokenized_at
@@ -165,6 +164,11 @@ class Request:
     def num_tokens(self) -> int:
         """Tokens of the prompt and of the output so far: what the next attempt has to prefill."""
         return len(self.submission.prompt_token_ids) + len(self.emitted)
+
+    @property
+    def starts_charged(self) -> int:
+        """Attempts that count against `max_attempts`: all that were not preempted."""
+        return self.attempt - len(self.preempted_attempts)
 
     @property
     def max_slots(self) -> int:

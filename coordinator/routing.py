@@ -94,7 +94,7 @@ class Router:
         self._registry = registry
         self._index = PrefixIndex()
 
-    def choose(self, request: Request) -> Route | None:
+    def choose(self, request: Request, now: float) -> Route | None:
         """The best workers with room for the request now, or None: it waits.
 
         Prefill and colocated workers cost the prompt tokens to compute until this request's first token:
@@ -102,12 +102,12 @@ class Router:
         joining, the larger share of sequences or of KV slots, less `PREFIX_WEIGHT` for a wholly matched
         prefix. Only linked pairs count. Equal costs go to the first by name.
         """
-        colocated = self._by_prefill_cost(request, Role.COLOCATED, LegKind.GENERATE)
+        colocated = self._by_prefill_cost(request, Role.COLOCATED, LegKind.GENERATE, now)
         if colocated:
             return self._route(colocated[0][1], colocated[0][1], [c for c, _ in colocated])
-        prefills = self._by_prefill_cost(request, Role.PREFILL, LegKind.PREFILL)
+        prefills = self._by_prefill_cost(request, Role.PREFILL, LegKind.PREFILL, now)
         for _, prefill in prefills:
-            decodes = self._by_decode_cost(request, prefill)
+            decodes = self._by_decode_cost(request, prefill, now)
             if decodes:
                 seen = [c for c, _ in prefills] + [c for c, _ in decodes]
                 return self._route(prefill, decodes[0][1], seen)
@@ -126,20 +126,24 @@ class Router:
         """The worker is gone, and its cache with it."""
         self._index.forget(worker.incarnation)
 
-    def _by_prefill_cost(self, request: Request, role: Role, kind: LegKind) -> list[tuple[Candidate, Worker]]:
+    def _by_prefill_cost(
+        self, request: Request, role: Role, kind: LegKind, now: float
+    ) -> list[tuple[Candidate, Worker]]:
         found = []
         for worker in self._registry.of_role(role):
-            if _has_room(worker, kind, request):
+            if _has_room(worker, kind, request, now):
                 matched = self.matched(request, worker)
                 cost = worker.pending_tokens + request.num_tokens - matched
                 found.append((Candidate(worker.worker_id, cost, matched), worker))
         return sorted(found, key=_by_cost)
 
-    def _by_decode_cost(self, request: Request, prefill: Worker) -> list[tuple[Candidate, Worker]]:
+    def _by_decode_cost(
+        self, request: Request, prefill: Worker, now: float
+    ) -> list[tuple[Candidate, Worker]]:
         found = []
         for worker in self._registry.of_role(Role.DECODE):
             linked = self._registry.link(prefill, worker) is not None
-            if linked and _has_room(worker, LegKind.DECODE, request):
+            if linked and _has_room(worker, LegKind.DECODE, request, now):
                 matched = self.matched(request, worker)
                 sequences = (len(worker.legs) + 1) / worker.info.max_num_seqs
                 tokens = (worker.held_tokens + request.num_tokens + GROWTH_TOKENS) / worker.usable_slots
@@ -156,7 +160,7 @@ def _by_cost(pair: tuple[Candidate, Worker]) -> tuple[float, str]:
     return pair[0].cost, pair[0].worker_id
 
 
-def _has_room(worker: Worker, kind: LegKind, request: Request) -> bool:
+def _has_room(worker: Worker, kind: LegKind, request: Request, now: float) -> bool:
     """Whether the worker can take the request now without a long queue of its own, and can ever hold all of
     it.
 
@@ -164,7 +168,7 @@ def _has_room(worker: Worker, kind: LegKind, request: Request) -> bool:
     `MAX_PENDING_PROMPT_TOKENS`; a sequence to one with less than twice the sequences that it runs together,
     so that the next are there in time.
     """
-    if request.max_slots > worker.num_slots:
+    if request.max_slots > worker.num_slots or now < worker.full_until:
         return False
     pending = worker.pending_tokens
     if kind is not LegKind.DECODE and pending and pending + request.num_tokens > MAX_PENDING_PROMPT_TOKENS:

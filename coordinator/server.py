@@ -97,8 +97,8 @@ class Coordinator:
         """Admits nothing more, lets running requests end for at most `drain_s`, then stops the workers and
         itself.
 
-        What is not complete by then ends with a timeout in its stream. Cancelling this skips the waits, nothing
-        else. Calling it twice is fine.
+        What is not complete by then ends with a timeout in its stream. Cancelling this skips the waits,
+        nothing else. Calling it twice is fine.
         """
         if self._is_stopping or self._channel is None:
             return
@@ -249,12 +249,13 @@ class Coordinator:
         logger.warning("from %r: %s", identity, error)
 
     async def _tick(self) -> None:
-        last = self.now()
+        last, skipped = self.now(), False
         while True:
             await asyncio.sleep(TICK_S)
             now = self.now()
             # After a stall of this process heartbeats wait unread: look at them before the leases.
-            if now - last < LATE_TICK_S:
+            skipped = now - last > LATE_TICK_S and not skipped
+            if not skipped:
                 self._handle(Tick())
             last = now
 

@@ -12,9 +12,9 @@ The life of a request in eight steps::
     8  all legs closed    terminal, and the timeline is kept
 
 A colocated worker does 2 to 6 alone. An attempt that is lost (preempted, transfer failed, worker gone) goes
-back to 2 with the tokens so far as part of the prompt. Each attempt uses up one of `max_attempts`, but one
-that ended by preemption after it brought new tokens is given back: with `max_tokens` bounding progress, that
-is bounded too.
+back to 2 with the tokens so far as part of the prompt. At most `max_attempts` are started, preempted ones not
+counted: a preemption is no fault of the request. It is bounded all the same, by `max_tokens` while it makes
+progress, and without progress by `max_wait_s` since the last token.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from __future__ import annotations
 from twinpool.config import CoordinatorConfig
 from twinpool.coordinator import events
 from twinpool.coordinator.admission import Admission, ServiceRate, WaitingQueue
-from twinpool.coordinator.custody import Custody
+from twinpool.coordinator.custody import PREEMPTED, Custody
 from twinpool.coordinator.events import Command, Emit, Event, Note, Refuse
 from twinpool.coordinator.lifecycle import Leg, LegKind, Move, Request
 from twinpool.coordinator.membership import Membership
@@ -57,6 +57,8 @@ from twinpool.request import FinishReason, RequestKey, RequestState
 REFUSED = "refused"
 LOST = "worker lost"
 PROTOCOL = "protocol"
+PREEMPTION_PAUSE_S = 0.2
+"""A worker that had to preempt gets nothing new for so long: it has no room, and would only preempt again."""
 
 
 class CoordinatorCore:
@@ -190,7 +192,7 @@ class CoordinatorCore:
         room = limit - self.registry.in_flight()
         while len(self.queue) and room > 0:
             request = self.queue.first()
-            route = self._router.choose(request)
+            route = self._router.choose(request, now)
             if route is None:
                 return
             self._start(request, route, now)
@@ -202,7 +204,6 @@ class CoordinatorCore:
         if request.attempt == 0:
             self.tally.timings[Timing.QUEUE].observe(now - request.submission.tokenized_at)
         request.attempt += 1
-        request.starts_charged += 1
         request.num_emitted_at_start = len(request.emitted)
         request.handed_off = False
         self._custody.move(request, Move.DISPATCH, now)
@@ -353,6 +354,10 @@ class CoordinatorCore:
             self.tally.add(CoordinatorMetric.STALE_MESSAGES)
             return
         was_cancelled = leg.cancelled_at is not None
+        if dropped.reason == PREEMPTED:
+            worker.full_until = now + PREEMPTION_PAUSE_S
+            # Also when another worker's word about the same attempt came first.
+            leg.request.preempted_attempts.add(leg.key.attempt)
         self._custody.close(leg)
         if was_cancelled:
             self._custody.settle(leg.request, now)

@@ -133,6 +133,9 @@ def test_preemption_resumes_with_the_tokens_so_far_in_the_prompt(driver: CoreDri
     driver.token("D", 1)
     driver.sent.clear()
     driver.dropped("D", "preempted")
+    # A worker that had to preempt is left alone for a moment.
+    assert driver.state() is RequestState.QUEUED
+    driver.advance(0.2)
     assert driver.state() is RequestState.PREFILLING
     (prefill,) = driver.sent_to("P")
     assert isinstance(prefill, Prefill)
@@ -151,7 +154,7 @@ def test_preemption_resumes_with_the_tokens_so_far_in_the_prompt(driver: CoreDri
     driver.assert_empty()
 
 
-def test_preemptions_with_progress_use_up_no_attempt_but_losses_do() -> None:
+def test_preemptions_use_up_no_attempt_but_losses_do() -> None:
     driver = CoreDriver(max_attempts=2)
     driver.pair()
     driver.submit(max_tokens=40)
@@ -159,17 +162,95 @@ def test_preemptions_with_progress_use_up_no_attempt_but_losses_do() -> None:
         driver.token("P", attempt - 1, attempt=attempt)
         driver.handoff(attempt=attempt)
         driver.dropped("D", "preempted", attempt=attempt)
-    assert driver.finish() is None
-    driver.dropped("P", "transfer", attempt=9)  # this one has brought nothing
+        driver.advance(0.2)
+        driver.heartbeat("P", "D")
+    driver.dropped("P", "transfer", attempt=9)
     driver.answer_cancels()
-    driver.dropped("D", "preempted", attempt=10)  # nor this one
+    assert driver.finish() is None
+    driver.dropped("P", "transfer", attempt=10)
     assert driver.finish() is FinishReason.ERROR
     error = driver.outputs["r"][-1].error
     assert isinstance(error, RequestFailed)
     assert "lost 2 times" in error.message
-    assert "preempted" in error.message
     driver.answer_cancels()
     assert driver.state() is RequestState.FAILED
+    driver.assert_empty()
+
+
+def test_preemptions_without_progress_end_when_the_longest_wait_is_over() -> None:
+    driver = CoreDriver(max_wait_s=2.0)
+    driver.pair()
+    driver.submit(max_tokens=4)
+    driver.token("P", 0)
+    for attempt in range(1, 100):
+        driver.dropped("D", "preempted", attempt=attempt)
+        driver.answer_cancels()
+        driver.heartbeat("P", "D")
+        driver.advance(0.2)
+        if driver.finish() is not None:
+            break
+    assert 9 <= attempt <= 12
+    assert driver.finish() is FinishReason.TIMEOUT
+    assert isinstance(driver.outputs["r"][-1].error, QueueFull)
+    driver.answer_cancels()
+    driver.assert_empty()
+
+
+def test_a_preemption_that_prefill_reports_first_as_a_lost_transfer_uses_up_no_attempt() -> None:
+    driver = CoreDriver(max_attempts=2)
+    driver.pair()
+    driver.submit(max_tokens=4)
+    for attempt in (1, 2, 3):
+        driver.dropped("P", "transfer", attempt=attempt)  # decode took its grant back
+        driver.dropped("D", "preempted", attempt=attempt)  # and says so over its own connection
+        driver.sent.clear()
+        driver.heartbeat("P", "D")
+        driver.advance(0.2)
+    assert driver.finish() is None
+    driver.abandon()
+    driver.answer_cancels()
+    driver.assert_empty()
+
+
+def test_a_worker_lost_with_two_attempts_of_a_request_ends_it_once() -> None:
+    driver = CoreDriver(max_attempts=2)
+    driver.pair()
+    driver.submit()
+    driver.dropped("D", "transfer")  # P still holds the first attempt when it gets the second
+    assert len(driver.sent_to("P")) == 3
+    driver.lose("P")
+    assert driver.finish() is FinishReason.ERROR
+    driver.answer_cancels()
+    assert driver.count(CoordinatorMetric.REQUESTS, "failed") == 1
+    driver.assert_empty()
+
+
+def test_early_tokens_of_a_lost_attempt_are_forgotten(driver: CoreDriver) -> None:
+    driver.submit(max_tokens=3)
+    driver.handoff()
+    driver.token("D", 1)
+    driver.token("D", 1)
+    assert driver.count(CoordinatorMetric.DUPLICATE_TOKENS) == 1
+    driver.lose("P")
+    driver.answer_cancels()
+    driver.join("P", Role.PREFILL, "b")
+    driver.link("P", "D")
+    driver.token("P", 0, attempt=2)
+    assert driver.tokens() == [1000]
+    driver.handoff(attempt=2)
+    driver.token("D", 1, attempt=2)
+    driver.token("D", 2, FinishReason.LENGTH, attempt=2)
+    assert driver.tokens() == [1000, 1001, 1002]
+    driver.assert_empty()
+
+
+def test_a_gap_among_early_tokens_is_a_fault(driver: CoreDriver) -> None:
+    driver.submit(max_tokens=9)
+    driver.handoff()
+    driver.token("D", 2)
+    assert driver.count(CoordinatorMetric.PROTOCOL_FAULTS) == 1
+    driver.abandon()
+    driver.answer_cancels()
     driver.assert_empty()
 
 
@@ -319,6 +400,42 @@ def test_the_queue_is_bounded_in_prompt_tokens() -> None:
     assert "90 prompt tokens wait already, this request has 11" in driver.refusals["c"].message
     driver.submit("d", num_prompt=10)
     assert driver.state("d") is RequestState.QUEUED
+    driver.do(Shutdown())
+    driver.answer_cancels()
+    driver.assert_empty()
+
+
+def test_a_wait_predicted_beyond_the_longest_is_refused_at_once() -> None:
+    driver = CoreDriver(max_in_flight=1, max_wait_s=5.0)
+    driver.pair()
+    for request_id in ("a", "b", "c", "d", "e"):
+        driver.submit(request_id)
+    for request_id in ("a", "b"):
+        driver.advance(2.0)
+        driver.heartbeat("P", "D")
+        driver.token("P", 0, FinishReason.STOP, request_id=request_id)
+        driver.answer_cancels()
+    # Two wait, at two seconds each.
+    driver.submit("f")
+    driver.submit("g")
+    assert isinstance(error := driver.refusals["g"], QueueFull)
+    assert "predicted wait is 6 s and at most 5 s" in error.message
+    assert 0 < error.retry_after_s < 2
+    driver.do(Shutdown())
+    driver.answer_cancels()
+    driver.assert_empty()
+
+
+def test_prompts_wait_here_rather_than_at_a_busy_prefill_worker() -> None:
+    driver = CoreDriver()
+    for worker_id, role in (("P", Role.PREFILL), ("D", Role.DECODE)):
+        driver.join(worker_id, role, num_blocks=4096, max_model_len=65536)
+    driver.link("P", "D")
+    for i in range(3):
+        driver.submit(f"r{i}", num_prompt=9000, first=10_000 * i)
+    assert [driver.state(f"r{i}") for i in range(3)] == ["prefilling", "queued", "queued"]
+    driver.report(request_id="r0")
+    assert [driver.state(f"r{i}") for i in range(3)] == ["prefilling", "prefilling", "queued"]
     driver.do(Shutdown())
     driver.answer_cancels()
     driver.assert_empty()
