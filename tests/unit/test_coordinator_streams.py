@@ -1,0 +1,108 @@
+"""The stream between the core and one reader, and the metrics text."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+
+import pytest
+from support.coordinator_core import CoreDriver, stats
+
+from twinpool.config import Role
+from twinpool.coordinator.exposition import Exposition
+from twinpool.coordinator.service import Output
+from twinpool.coordinator.streams import OutputStream
+from twinpool.errors import InvariantViolation
+from twinpool.messages import Heartbeat
+from twinpool.metrics import WorkerMetric
+from twinpool.request import FinishReason
+
+
+async def test_what_is_not_read_yet_grows_into_one_output() -> None:
+    stream = OutputStream()
+    stream.put(Output((1,), 0))
+    assert await anext(stream) == Output((1,), 0)
+    stream.put(Output((2, 3), 1))
+    stream.put(Output((4,), 3))
+    stream.put(Output((), 4, FinishReason.LENGTH))
+    assert await anext(stream) == Output((2, 3, 4), 1, FinishReason.LENGTH)
+    with pytest.raises(StopAsyncIteration):
+        await anext(stream)
+
+
+async def test_a_waiting_reader_wakes_for_tokens_and_for_the_close() -> None:
+    stream = OutputStream()
+    reader = asyncio.create_task(collect(stream))
+    await asyncio.sleep(0)
+    stream.put(Output((1,), 0))
+    await asyncio.sleep(0)
+    stream.close()
+    assert await reader == [Output((1,), 0)]
+
+
+async def test_a_reader_that_is_cancelled_loses_nothing() -> None:
+    stream = OutputStream()
+    reader = asyncio.create_task(collect(stream))
+    await asyncio.sleep(0)
+    reader.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await reader
+    stream.put(Output((1,), 0, FinishReason.STOP))
+    assert await collect(stream) == [Output((1,), 0, FinishReason.STOP)]
+
+
+@pytest.mark.parametrize("first_index", [0, 2])
+def test_a_doubled_or_missing_token_is_a_violation(first_index: int) -> None:
+    stream = OutputStream()
+    stream.put(Output((1,), 0))
+    with pytest.raises(InvariantViolation, match="expected 1"):
+        stream.put(Output((1,), first_index))
+
+
+def test_nothing_may_follow_the_last_output() -> None:
+    stream = OutputStream()
+    stream.put(Output((1,), 0, FinishReason.STOP))
+    with pytest.raises(InvariantViolation, match="behind the last one"):
+        stream.put(Output((2,), 1))
+
+
+def test_a_restarted_worker_makes_no_counter_fall() -> None:
+    driver = CoreDriver()
+    exposition = Exposition(driver.core, Counter({WorkerMetric.JUNK_MESSAGES: 2}))
+    seen = []
+    for incarnation, values in (("a", (5.0, 9.0)), ("b", (1.0,))):
+        driver.join("P", Role.PREFILL, incarnation)
+        for value in values:
+            driver.say("P", Heartbeat(stats(steps_total=value)))
+            seen.append(sample(exposition, 'twinpool_steps_total{role="prefill",worker="P"}'))
+    driver.lose("P")
+    seen.append(sample(exposition, 'twinpool_steps_total{role="prefill",worker="P"}'))
+    assert seen == [5.0, 9.0, 10.0, 10.0]
+    assert sample(exposition, 'twinpool_workers_lost_total{role="prefill"}') == 2.0
+    assert sample(exposition, 'twinpool_junk_messages_total{role="coordinator",worker="coordinator"}') == 2.0
+
+
+def test_the_metrics_count_what_lives_and_waits() -> None:
+    driver = CoreDriver(max_in_flight=1)
+    driver.pair()
+    driver.heartbeat("P", "D")
+    driver.submit("a", num_prompt=10)
+    driver.submit("b", num_prompt=20)
+    exposition = Exposition(driver.core, Counter())
+    assert sample(exposition, 'twinpool_requests_live{state="prefilling"}') == 1.0
+    assert sample(exposition, 'twinpool_requests_live{state="queued"}') == 1.0
+    assert sample(exposition, "twinpool_queue_prompt_tokens") == 20.0
+    assert sample(exposition, "twinpool_admitted_prompt_tokens_total") == 30.0
+    assert sample(exposition, 'twinpool_worker_attempts_held{role="decode",worker="D"}') == 1.0
+    assert sample(exposition, 'twinpool_kv_blocks{role="decode",state="free",worker="D"}') == 64.0
+    assert sample(exposition, 'twinpool_workers{role="decode"}') == 1.0
+
+
+async def collect(stream: OutputStream) -> list[Output]:
+    return [output async for output in stream]
+
+
+def sample(exposition: Exposition, name: str) -> float:
+    """The value on the line that starts with `name`."""
+    (line,) = [line for line in exposition.text().decode().splitlines() if line.startswith(f"{name} ")]
+    return float(line.removeprefix(name))
