@@ -8,6 +8,8 @@ Contract, the same for every transport and tested over each:
 - `KVSender.push` is called on the step thread, in layer order, once the bytes are final; it must not block
   for the network. The source ranges stay unchanged and allocated until `finish` or `stop` has returned.
 - `KVSender.finish` returns when the transport no longer reads the source and will deliver without more calls.
+- `PeerLost` ends the link: nothing is read from the source or delivered any more, and each later call
+  raises it.
 - After `KVSender.stop` has returned, no byte of that fence is written into the receiver's pool.
 - `KVReceiver.expect` comes before the sender learns the fence; `arrived` returns when every byte is in place.
 - A byte under a fence that is not expected (any more) is dropped and counted, never written; a one-sided

@@ -112,6 +112,8 @@ class FaultySender:
 
     async def finish(self, fence: int) -> PushReport:
         """Finishes both links, late or never. Raises PeerLost."""
+        if self._is_dead:
+            await self.stop(fence)
         self._require_life()
         await asyncio.sleep(self._plan.delay)
         if (stalled := self._stalled.get(fence)) is not None:

@@ -12,10 +12,11 @@ import select
 import socket
 import threading
 from collections import deque
+from contextlib import suppress
 
 import msgspec
 
-from twinpool.errors import PeerLost, TransferError, TransportUnavailable
+from twinpool.errors import PeerLost, TransportUnavailable
 from twinpool.kv_transfer.connector import BlockRange, KVRegion, LocalEnd, PushReport
 from twinpool.kv_transfer.plan import layer_group
 from twinpool.kv_transfer.pushes import PushLog, until_delivered
@@ -95,7 +96,7 @@ class TcpSender:
     async def finish(self, fence: int) -> PushReport:
         """Waits until the receiver has everything."""
         self._log.begin(fence, 0)  # what the flush takes is transfer time too
-        await until_delivered(self._flush(fence), lambda: self._num_sent, self._peer)
+        await self._delivered(fence)
         self._log.end(fence)
         return self._log.finish(fence)
 
@@ -107,10 +108,8 @@ class TcpSender:
         self._log.stop(fence)
         with self._reading_source:
             pass
-        try:
-            await until_delivered(self._flush(fence), lambda: self._num_sent, self._peer)
-        except TransferError as exc:
-            self._lose(str(exc))
+        with suppress(PeerLost):
+            await self._delivered(fence)
 
     async def close(self) -> None:
         """Closes the connection; waiting flushes raise PeerLost."""
@@ -125,6 +124,17 @@ class TcpSender:
                 raise PeerLost(f"the KV link to {self._peer} is lost: {self._lost}")
             self._queue.append((fence, blocks))
             self._wake.notify()
+
+    async def _delivered(self, fence: int) -> None:
+        """Returns when the receiver is through with all that was pushed before. Raises PeerLost, and is
+        lost then.
+        """
+        try:
+            await until_delivered(self._flush(fence), lambda: self._num_sent, self._peer)
+        except PeerLost as exc:
+            self._lose(str(exc))
+            with self._reading_source:
+                raise
 
     def _flush(self, fence: int) -> asyncio.Future[None]:
         """Event loop: a future that is done when the receiver is through with all that was pushed before."""
@@ -176,8 +186,6 @@ class TcpSender:
         index, has_begun = 0, False
         while index < len(views):
             writable.poll(_POLL_MS)
-            if self._lost is not None:
-                raise ConnectionAbortedError(self._lost)
             with self._reading_source:
                 if fence is not None and self._log.is_stopped(fence):
                     if not has_begun:
@@ -185,6 +193,8 @@ class TcpSender:
                     rest = sum(map(len, views[max(index, 1) :]))
                     views = [*views[index:1], *_zeros(rest)]
                     index, fence = 0, None
+                if self._lost is not None:
+                    raise ConnectionAbortedError(self._lost)
                 try:
                     sent = self._connection.sendmsg(
                         views[index : index + _MAX_VIEWS], [], socket.MSG_DONTWAIT

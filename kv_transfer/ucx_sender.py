@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from contextlib import suppress
 from typing import Any
 
-from twinpool.errors import InvariantViolation, PeerLost, TransferError
+from twinpool.errors import InvariantViolation, PeerLost
 from twinpool.kv_transfer.connector import BlockRange, KVRegion, LocalEnd, PushReport
 from twinpool.kv_transfer.pushes import PushLog, until_delivered
 from twinpool.kv_transfer.ucx_worker import UcxWorker, buffer, layers_per_message, tag_of
 
 _MAX_UNDER_WAY = 128
-_CLOSED = "the link was closed"
 
 
 class UcxSender:
@@ -72,17 +72,12 @@ class UcxSender:
             outgoing.num_parts -= len(self._parts) - len(kept)
         self._parts = deque(kept)
         self._settle(fence)
-        try:
+        with suppress(PeerLost):
             await self._delivered(fence)
-        except TransferError as exc:
-            self._lose(str(exc))
 
     async def close(self) -> None:
         """Gives up what is under way: whoever waits gets PeerLost."""
-        if self._lost != _CLOSED:
-            self._lose(_CLOSED)
-            self._lost = _CLOSED
-            self._ucx.close()
+        self._lose("the link was closed")
 
     # ── event loop ──────────────────────────────────────────────────────────────────────────────────────────
 
@@ -91,7 +86,11 @@ class UcxSender:
         if self._lost is not None:
             raise PeerLost(f"the KV link by ucx is lost: {self._lost}")
         if (outgoing := self._fences.get(fence)) is not None:
-            await until_delivered(outgoing.delivered, lambda: self._num_delivered, "the receiver by ucx")
+            try:
+                await until_delivered(outgoing.delivered, lambda: self._num_delivered, "the receiver by ucx")
+            except PeerLost as exc:
+                self._lose(str(exc))
+                raise
 
     def _pump(self) -> None:
         if self._lost is not None:
@@ -158,6 +157,7 @@ class UcxSender:
                 outgoing.delivered.set_exception(PeerLost(f"the KV link by ucx is lost: {reason}"))
                 outgoing.delivered.exception()  # nobody may be waiting: mark it as seen
         self._fences.clear()
+        self._ucx.close()
 
 
 class _Outgoing:
