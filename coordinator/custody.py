@@ -84,9 +84,7 @@ class Custody:
         error: RequestError | None = None,
         is_silent: bool = False,
     ) -> None:
-        """The outcome is decided. The client's last output is emitted unless `is_silent`: then it is out
-        already.
-        """
+        """The outcome is decided. Emits the client's last output, unless `is_silent`: then that is out."""
         request.ending = move
         timeline = request.timeline
         timeline.ended_at = now

@@ -20,7 +20,8 @@ MAX_INDEXED_CHUNKS = 65_536
 MAX_PENDING_PROMPT_TOKENS = 16_384
 GROWTH_TOKENS = 64
 PREFIX_WEIGHT = 0.25
-MAX_RECORDED_CANDIDATES = 8
+SEQUENCE_COST_TOKENS = 32
+MAX_RECORDED_CANDIDATES = 4
 
 
 def prefix_chain(token_ids: Sequence[int], cache_salt: str) -> tuple[int, ...]:
@@ -73,9 +74,7 @@ class PrefixIndex:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """Where an attempt goes: one colocated worker, or a linked pair. `candidates` are what the choice was
-    made of.
-    """
+    """Where an attempt goes: one colocated worker, or a linked pair, and what the choice was made of."""
 
     prefill: Worker
     decode: Worker
@@ -88,7 +87,7 @@ class Route:
 
 
 class Router:
-    """Chooses workers. A choice is a function of the registry, the request and the index alone."""
+    """Chooses workers: a function of the registry, the request, the prefix index and the time alone."""
 
     def __init__(self, registry: Registry) -> None:
         self._registry = registry
@@ -98,19 +97,19 @@ class Router:
         """The best workers with room for the request now, or None: it waits.
 
         Prefill and colocated workers cost the prompt tokens to compute until this request's first token:
-        those that wait there, plus its own without the matched prefix. A decode worker costs its load after
+        those that wait there, plus its own without the matched prefix. On a colocated worker each sequence
+        adds `SEQUENCE_COST_TOKENS`, for it takes part in every step. A decode worker costs its load after
         joining, the larger share of sequences or of KV slots, less `PREFIX_WEIGHT` for a wholly matched
         prefix. Only linked pairs count. Equal costs go to the first by name.
         """
         colocated = self._by_prefill_cost(request, Role.COLOCATED, LegKind.GENERATE, now)
         if colocated:
-            return self._route(colocated[0][1], colocated[0][1], [c for c, _ in colocated])
+            return Route(colocated[0][1], colocated[0][1], _record(colocated))
         prefills = self._by_prefill_cost(request, Role.PREFILL, LegKind.PREFILL, now)
         for _, prefill in prefills:
             decodes = self._by_decode_cost(request, prefill, now)
             if decodes:
-                seen = [c for c, _ in prefills] + [c for c, _ in decodes]
-                return self._route(prefill, decodes[0][1], seen)
+                return Route(prefill, decodes[0][1], _record(prefills) + _record(decodes))
         return None
 
     def matched(self, request: Request, worker: Worker) -> int:
@@ -134,6 +133,8 @@ class Router:
             if _has_room(worker, kind, request, now):
                 matched = self.matched(request, worker)
                 cost = worker.pending_tokens + request.num_tokens - matched
+                if kind is LegKind.GENERATE:
+                    cost += SEQUENCE_COST_TOKENS * len(worker.legs)
                 found.append((Candidate(worker.worker_id, cost, matched), worker))
         return sorted(found, key=_by_cost)
 
@@ -151,9 +152,9 @@ class Router:
                 found.append((Candidate(worker.worker_id, cost, matched), worker))
         return sorted(found, key=_by_cost)
 
-    @staticmethod
-    def _route(prefill: Worker, decode: Worker, candidates: list[Candidate]) -> Route:
-        return Route(prefill, decode, tuple(candidates[:MAX_RECORDED_CANDIDATES]))
+
+def _record(found: list[tuple[Candidate, Worker]]) -> tuple[Candidate, ...]:
+    return tuple(candidate for candidate, _ in found[:MAX_RECORDED_CANDIDATES])
 
 
 def _by_cost(pair: tuple[Candidate, Worker]) -> tuple[float, str]:
@@ -161,8 +162,7 @@ def _by_cost(pair: tuple[Candidate, Worker]) -> tuple[float, str]:
 
 
 def _has_room(worker: Worker, kind: LegKind, request: Request, now: float) -> bool:
-    """Whether the worker can take the request now without a long queue of its own, and can ever hold all of
-    it.
+    """Whether the worker can ever hold the whole request, and take it now without a long queue of its own.
 
     A prompt goes to a worker that computes none, or whose waiting prompts stay within
     `MAX_PENDING_PROMPT_TOKENS`; a sequence to one with less than twice the sequences that it runs together,

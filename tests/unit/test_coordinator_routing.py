@@ -46,6 +46,16 @@ def test_requests_spread_over_idle_workers(driver: CoreDriver) -> None:
     ]
 
 
+def test_sequences_spread_over_colocated_workers_after_their_prompts_too() -> None:
+    driver = CoreDriver()
+    driver.join("K0", Role.COLOCATED)
+    driver.join("K1", Role.COLOCATED)
+    for i in range(6):
+        driver.submit(f"r{i}", num_prompt=20, first=1000 * i)
+        driver.token(route(driver, f"r{i}")[0], 0, request_id=f"r{i}")
+    assert [route(driver, f"r{i}")[0] for i in range(6)] == ["K0", "K1", "K0", "K1", "K0", "K1"]
+
+
 def test_a_short_prompt_does_not_wait_behind_a_long_one(driver: CoreDriver) -> None:
     driver.submit("long", num_prompt=400, first=1000)
     driver.submit("a", num_prompt=20, first=2000)
