@@ -77,9 +77,13 @@ class TcpSender:
 
         def dial() -> socket.socket:
             connection = socket.create_connection((where.host, where.port), timeout=_CONNECT_TIMEOUT_S)
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            connection.sendall(hello)
-            connection.settimeout(None)
+            try:
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                connection.sendall(hello)
+                connection.settimeout(None)
+            except OSError:
+                connection.close()
+                raise
             return connection
 
         try:
