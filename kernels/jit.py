@@ -61,14 +61,13 @@ def flat(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
 
     Kernels take such arrays and strides in elements, so that each is compiled once per element type.
     """
-    if tensor.is_contiguous():
-        line = tensor.view(-1)
-    else:
+    if not tensor.is_contiguous():
         span = 1 + sum(
             (size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
         )
-        line = tensor.as_strided((span if tensor.numel() else 0,), (1,))
-    return line.view(torch.uint16).numpy() if tensor.dtype is torch.bfloat16 else line.numpy()
+        tensor = tensor.as_strided((span if tensor.numel() else 0,), (1,))
+    bits = tensor.view(torch.uint16) if tensor.dtype is torch.bfloat16 else tensor
+    return bits.numpy().reshape(-1)
 
 
 # Numba calls these with its own contexts, which they need not all use.

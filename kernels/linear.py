@@ -31,17 +31,17 @@ class Linear:
         on_cpu = weight.device.type == "cpu" and onednn.is_available()
         self._bias = bias
         self._size = weight.shape[0]
-        self._loops = on_cpu and weight.dtype is torch.bfloat16
         self._packed = (
             torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), _PACK_ROWS) if on_cpu else None
         )
-        self._weight = weight if self._loops or not on_cpu else None
+        self._weight = None if on_cpu else weight
+        self._rows = flat(weight.contiguous()) if on_cpu and weight.dtype is torch.bfloat16 else None
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """`x` [rows, in], contiguous → [rows, out]."""
-        if self._loops and self._weight is not None and x.shape[0] <= _FEW_ROWS:
+        if self._rows is not None and x.shape[0] <= _FEW_ROWS:
             out = x.new_empty(x.shape[0], self._size)
-            _multiply(flat(x), flat(self._weight), flat(out), x.shape[1])
+            _multiply(flat(x), self._rows, flat(out), x.shape[1])
             return out if self._bias is None else out.add_(self._bias)
         if self._packed is not None:
             packed: torch.Tensor = torch.ops.mkldnn._linear_pointwise(

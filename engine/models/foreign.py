@@ -80,7 +80,8 @@ class ForeignModel:
                 f"transformers cannot load {config.architecture} from {directory}: {exc}"
             ) from exc
         _refuse_length_dependent_rope(config, self._model.config, max_model_len)
-        self._model.to(device).eval()
+        self._model.eval()
+        self._model.to(device=device)
         with torch.inference_mode():
             self._prove(min(_PROOF_TOKENS, max_model_len), dtype, device)
 

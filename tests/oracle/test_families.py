@@ -190,7 +190,9 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "gpt_oss": (
         lambda: transformers.GptOssConfig(**TINY, head_dim=8, num_local_experts=2, num_experts_per_tok=1), "sinks",
     ),
-    "mamba": (lambda: transformers.MambaConfig(vocab_size=131, hidden_size=48, num_hidden_layers=2), "num_attention_heads"),
+    "mamba": (
+        lambda: transformers.MambaConfig(vocab_size=131, hidden_size=48, num_hidden_layers=2), "num_attention_heads",
+    ),
 }  # fmt: skip
 
 
