@@ -350,7 +350,7 @@ class PrefillCore:
         self._renewed_at = now
         fences: dict[Peer, list[int]] = {}
         for job in self._by_fence.values():
-            if job.is_written and job.grant and job.peer:
+            if job.awaits_seal and job.grant and job.peer:
                 fences.setdefault(job.peer, []).append(job.grant.fence)
         self._commands += [SendPeer(*peer, Renew(tuple(held))) for peer, held in fences.items()]
 

@@ -117,7 +117,7 @@ class Handoff:
         return self.state is HandoffState.WAITING and self.first_token is not None
 
     @property
-    def is_written(self) -> bool:
+    def awaits_seal(self) -> bool:
         """Whether decode's lease must be renewed: granted, and the Seal is still to come."""
         return self.state in (HandoffState.PUSHING, HandoffState.FINISHING) and not self.ending
 

@@ -212,7 +212,10 @@ class RoleCore(Protocol):
         ...
 
     def next_step(self, now: float) -> StepPlan | None:
-        """The next step to run, or None if there is nothing to run. Called only when no step runs."""
+        """The next step to run, or None if there is nothing to run. Called only when no step runs.
+
+        Planning may drop a request to make room; the commands that say so come with the next event's.
+        """
         ...
 
     def stats(self) -> WorkerStats:

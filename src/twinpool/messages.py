@@ -232,8 +232,8 @@ class HandoffReport(Message, frozen=True, tag=True):
 class Dropped(Message, frozen=True, tag=True):
     """The worker no longer holds anything of this attempt and did not finish it.
 
-    `reason`: "cancelled" (asked to), "preempted" (no room to grow), "transfer" (KV lost or corrupt), "refused" (it can
-    never fit), "deadline". `detail` is for people.
+    `reason`: "cancelled" (asked to), "preempted" (others need its room), "transfer" (KV lost or corrupt),
+    "refused" (it can never fit), "deadline". `detail` is for people.
     """
 
     key: RequestKey
