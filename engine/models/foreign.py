@@ -65,23 +65,9 @@ class ForeignModel:
             ModelError: transformers cannot run it, or it has a feature that Twinpool does not do.
         """
         self._config = config
-        transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
         ALL_ATTENTION_FUNCTIONS.register(_NAME, _attend)
-        try:
-            self._model: Any = AutoModelForCausalLM.from_pretrained(
-                directory,
-                dtype=dtype,
-                attn_implementation="eager",
-                local_files_only=True,
-                use_safetensors=True,
-            )
-        except (OSError, ValueError, ImportError, KeyError) as exc:
-            raise ModelError(
-                f"transformers cannot load {config.architecture} from {directory}: {exc}"
-            ) from exc
+        self._model = _load(config, directory, dtype, device)
         _refuse_length_dependent_rope(config, self._model.config, max_model_len)
-        self._model.eval()
-        self._model.to(device=device)
         with torch.inference_mode():
             self._prove(min(_PROOF_TOKENS, max_model_len), dtype, device)
 
@@ -132,6 +118,20 @@ class ForeignModel:
             raise _refusal(
                 config, f"attention of a kind that Twinpool does not do (logits are off by {error:.1%})"
             )
+
+
+def _load(config: ModelConfig, directory: Path, dtype: torch.dtype, device: torch.device) -> Any:
+    """The model with its own attention, ready to run. Raises ModelError."""
+    auto: Any = AutoModelForCausalLM
+    quiet: Any = transformers_logging.disable_progress_bar
+    quiet()
+    try:
+        model = auto.from_pretrained(
+            directory, dtype=dtype, attn_implementation="eager", local_files_only=True, use_safetensors=True
+        )
+    except (OSError, ValueError, ImportError, KeyError) as exc:
+        raise ModelError(f"transformers cannot load {config.architecture} from {directory}: {exc}") from exc
+    return model.to(device).eval()
 
 
 def _one_sequence(start: int, end: int, device: torch.device) -> PagedBatch:
