@@ -218,9 +218,11 @@ def test_a_worker_lost_with_two_attempts_of_a_request_ends_it_once() -> None:
     driver.submit()
     driver.dropped("D", "transfer")  # P still holds the first attempt when it gets the second
     assert len(driver.sent_to("P")) == 3
-    driver.lose("P")
+    driver.dropped("D", "transfer", attempt=2)
     assert driver.finish() is FinishReason.ERROR
-    driver.answer_cancels()
+    assert driver.state() is RequestState.DRAINING
+    driver.lose("P")
+    assert driver.state() is RequestState.FAILED
     assert driver.count(CoordinatorMetric.REQUESTS, "failed") == 1
     driver.assert_empty()
 
