@@ -8,6 +8,8 @@ living from the dead.
 
 from __future__ import annotations
 
+import asyncio
+import errno
 import fcntl
 import mmap
 import os
@@ -34,6 +36,8 @@ _NAME = re.compile(r"[A-Za-z0-9_-]+")
 _MIN_COPY_BYTES = 64 << 10
 _MAX_COPY_BYTES = 4 << 20
 _SPARE_BYTES = 4 << 20
+_MAP_AT_ONCE_BYTES = 32 << 20
+_MADV_POPULATE_WRITE = 23
 
 
 class _Address(msgspec.Struct, frozen=True):
@@ -187,6 +191,20 @@ class ShmSender:
         self._log = PushLog()
         self._writing = threading.Lock()
         self._closed = False
+
+    async def map_pages(self) -> None:
+        """Maps every page of the pool now, a few MiB at a time, so that no push pays for page faults.
+
+        Linux before 5.14 cannot; there the first push into a page maps it.
+        """
+        for start in range(0, len(self._map), _MAP_AT_ONCE_BYTES):
+            try:
+                self._map.madvise(_MADV_POPULATE_WRITE, start, min(_MAP_AT_ONCE_BYTES, len(self._map) - start))
+            except OSError as exc:
+                if exc.errno != errno.EINVAL:
+                    raise TransferError(f"the pages of {self._peer} cannot be mapped: {exc}") from exc
+                return
+            await asyncio.sleep(0)
 
     def push(self, fence: int, blocks: BlockRange) -> None:
         """Copies at once, a few MiB at a time; between two of those a stop takes effect."""

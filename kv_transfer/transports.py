@@ -109,7 +109,9 @@ async def sender(
 async def _plain_sender(name: TransportName, address: bytes, region: KVRegion, end: LocalEnd) -> KVSender:
     match name:
         case TransportName.SHM:
-            return shm.ShmSender(address, region)
+            sender = shm.ShmSender(address, region)
+            await sender.map_pages()
+            return sender
         case TransportName.TCP:
             return await tcp_sender.TcpSender.connect(address, region, end)
         case TransportName.UCX:

@@ -60,6 +60,7 @@ class LinkSettings:
     wanted: TransportName
     transports: tuple[str, ...]
     faults: str = ""
+    strict: bool = False
 
 
 class OutgoingLink:
@@ -91,7 +92,8 @@ class OutgoingLink:
     async def open(self, lock: asyncio.Lock) -> probe.ProbeResult:
         """Shakes hands, opens the transport and measures it. `lock` keeps probes of several links apart.
 
-        With "auto", a transport that both sides have but that does not work between them is logged and left out.
+        With "auto", a transport that both sides have but that does not work between them is logged and left out; in
+        strict mode it is an error like with any other setting.
 
         Raises:
             LayoutMismatch: the decode worker refused; the message names both sides' values.
@@ -104,7 +106,7 @@ class OutgoingLink:
                 async with lock:
                     return await self._try_transport(TransportName(welcome.transport), welcome.address)
             except TransferError as exc:
-                if self._settings.wanted is not TransportName.AUTO:
+                if self._settings.wanted is not TransportName.AUTO or self._settings.strict:
                     raise
                 log.warning("%s: transport %s does not work: %s", self.peer.worker_id, welcome.transport, exc)
                 await self._close_sender()

@@ -159,7 +159,9 @@ def _parts(
             transports=usable,
         ),
         link=config.link,
-        settings=LinkSettings(end, _machine(), config.transfer.transport, usable, config.transfer.faults),
+        settings=LinkSettings(
+            end, _machine(), config.transfer.transport, usable, config.transfer.faults, config.strict
+        ),
         peer_bind=f"tcp://{config.transfer.host}:*",
     )
 

@@ -53,7 +53,7 @@ class EngineConfig:
     device: str = "auto"
     block_size: int = 16
     num_blocks: int | None = None
-    kv_memory_fraction: float = 0.5
+    kv_memory_fraction: float = 0.25
     workers_on_host: int = 1
     max_model_len: int | None = None
     threads: int = 1
