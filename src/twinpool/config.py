@@ -138,7 +138,7 @@ class CoordinatorConfig:
 
     The queue is bounded in requests, in prompt tokens and in time. `max_in_flight` bounds the requests that are on
     workers (None: what the decode workers report they can run, twice over). `max_attempts` bounds how often one
-    request is started.
+    request is started; starts that ended by preemption are not counted (`coordinator/state.py` says what bounds them).
     """
 
     host: str = "127.0.0.1"
