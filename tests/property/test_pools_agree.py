@@ -68,19 +68,19 @@ def serve(world: World, work: list[Job], gap: int) -> None:
     world.assert_everything_is_free()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(worlds(SPLIT), jobs(), st.sampled_from([0, 20, 200]))
 def test_split_pools_give_every_request_its_answer(world: World, work: list[Job], gap: int) -> None:
     serve(world, work, gap)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(worlds(COLOCATED), jobs(), st.sampled_from([0, 20, 200]))
 def test_a_colocated_worker_gives_every_request_its_answer(world: World, work: list[Job], gap: int) -> None:
     serve(world, work, gap)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.data())
 def test_clients_that_leave_and_workers_that_die_disturb_nobody_else(data: st.DataObject) -> None:
     world = data.draw(worlds(data.draw(st.sampled_from([SPLIT, COLOCATED]))))
@@ -105,7 +105,7 @@ def test_clients_that_leave_and_workers_that_die_disturb_nobody_else(data: st.Da
     world.assert_everything_is_free()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(worlds({Role.PREFILL: 1, Role.DECODE: 1}), st.sampled_from([0.01, 0.05, 0.2]))
 def test_a_storm_of_clients_that_leave_and_ask_again_leaves_nothing_behind(world: World, rate: float) -> None:
     random, clients = world.random, []

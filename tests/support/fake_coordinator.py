@@ -1,7 +1,8 @@
-"""A coordinator without queue or limits: starts each request, forwards grants, resumes what was lost."""
+"""A coordinator reduced to its protocol: starts requests, forwards grants, resumes what was lost."""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
@@ -54,20 +55,26 @@ class Client:
 
 class FakeCoordinator:
     """Sends through `send(worker, message)`; `choose()` names the workers of an attempt: one, or prefill and
-    decode."""
+    decode, or none for now. At most `max_in_flight` requests are with the workers at a time; others wait in order."""
 
     def __init__(
-        self, send: Callable[[Identity, Message], None], choose: Callable[[], tuple[Identity, ...]]
+        self,
+        send: Callable[[Identity, Message], None],
+        choose: Callable[[], tuple[Identity, ...]],
+        max_in_flight: int,
     ) -> None:
         self._send = send
         self._choose = choose
+        self._max_in_flight = max_in_flight
+        self._backlog: deque[Client] = deque()
         self.clients: dict[str, Client] = {}
         self.open_legs: set[tuple[Identity, RequestKey]] = set()
 
     def submit(self, job: Job) -> Client:
-        """Starts the job's first attempt."""
-        client = self.clients[job.request_id] = Client(job, attempt=-1)
-        self._start(client)
+        """Takes the job on."""
+        client = self.clients[job.request_id] = Client(job)
+        self._backlog.append(client)
+        self.start_waiting()
         return client
 
     def cancel(self, client: Client) -> None:
@@ -81,7 +88,8 @@ class FakeCoordinator:
         self.open_legs = {leg for leg in self.open_legs if leg[0] != worker}
         for key in lost:
             if client := self._current(key):
-                self._start(client)
+                self._resume(client)
+        self.start_waiting()
 
     def receive(self, worker: Identity, message: Message) -> None:
         """A worker's message."""
@@ -98,20 +106,37 @@ class FakeCoordinator:
                     self.open_legs.discard((client.pair[0], key))
             case Dropped():
                 self._dropped(worker, message)
+        self.start_waiting()
 
-    def _start(self, client: Client) -> None:
+    def _resume(self, client: Client) -> None:
         self._cancel_legs(client)
         client.attempt += 1
         assert client.attempt < MAX_ATTEMPTS, client
         client.early.clear()
-        client.pair = self._choose()
-        token_ids = (*client.job.token_ids, *client.output)
-        job = replace(client.job, attempt=client.attempt, token_ids=token_ids, num_emitted=len(client.output))
-        self.open_legs |= {(worker, job.key) for worker in client.pair}
-        if len(client.pair) == 1:
-            self._send(client.pair[0], Generate(job))
+        self._backlog.appendleft(client)
+
+    def start_waiting(self) -> None:
+        """Starts those that wait, as far as the bound and the links between workers allow."""
+        while self._backlog and len({key for _, key in self.open_legs}) < self._max_in_flight:
+            if not (pair := self._choose()):
+                return
+            client = self._backlog.popleft()
+            if not client.has_ended:
+                self._start(client, pair)
+
+    def _start(self, client: Client, pair: tuple[Identity, ...]) -> None:
+        client.pair = pair
+        job = replace(
+            client.job,
+            attempt=client.attempt,
+            token_ids=(*client.job.token_ids, *client.output),
+            num_emitted=len(client.output),
+        )
+        self.open_legs |= {(worker, job.key) for worker in pair}
+        if len(pair) == 1:
+            self._send(pair[0], Generate(job))
             return
-        prefill, decode = client.pair
+        prefill, decode = pair
         self._send(prefill, Prefill(job, decode[0]))
         if job.num_emitted + 1 < job.sampling.max_tokens:
             self._send(decode, Reserve(job, *prefill))
@@ -157,4 +182,4 @@ class FakeCoordinator:
             self._cancel_legs(client)
         else:
             assert dropped.reason != "cancelled", f"cancelled without having been asked: {dropped}"
-            self._start(client)
+            self._resume(client)

@@ -104,14 +104,15 @@ class Worker:
         self.has_news = plan is not None
         if plan is not None:
             self.is_stepping = True
-            self.world.post((self.identity, "step"), lambda: self._end_step(plan))
+            wires = [self._wire_to(push.worker_id) for push in plan.pushes]
+            self.world.post((self.identity, "step"), lambda: self._end_step(plan, wires))
         return plan is not None
 
-    def _end_step(self, plan: StepPlan) -> None:
+    def _end_step(self, plan: StepPlan, wires: list[Wire]) -> None:
         # Written as late as possible: a block that changed hands during the step would be spoiled.
         output = self.kv.run(plan.batch, STEP_S)
-        for push in plan.pushes:
-            self._wire_to(push.worker_id).push(push)
+        for push, wire in zip(plan.pushes, wires, strict=True):
+            wire.push(push)
         self.is_stepping = False
         self.take(StepDone(plan, output))
 
@@ -181,10 +182,15 @@ class World:
         self._config = config or SchedulerConfig(token_budget=16, headroom_tokens=4)
         self._queues: dict[tuple[object, ...], deque[Delivery]] = {}
         self.workers: dict[Identity, Worker] = {}
-        self.coordinator = FakeCoordinator(self._to_worker, self._choose)
+        num_decoding = num_workers.get(Role.DECODE, 0) + num_workers.get(Role.COLOCATED, 0)
+        max_in_flight = 2 * num_decoding * self._config.max_num_seqs
+        self.coordinator = FakeCoordinator(self._to_worker, self._choose, max_in_flight)
         for role, count in num_workers.items():
             for index in range(count):
                 self._start_worker(role, index)
+        for worker in self.workers.values():
+            for other in self.workers.values():
+                self._link(worker, other)
 
     # ── what tests do ─────────────────────────────────────────────────────────────────────────────────────
 
@@ -197,17 +203,17 @@ class World:
         self.coordinator.cancel(client)
 
     def kill(self, worker: Worker) -> None:
-        """The process dies at once, everybody hears of it in time, and a new one takes its place."""
+        """The process dies at once; everybody hears of it in time, and then of the new one in its place."""
         del self.workers[worker.identity]
         for key in [key for key in self._queues if key[0] == worker.identity]:
             del self._queues[key]
-        for other in self.workers.values():
-            wire = other.wires.get(worker.identity)
-            if wire:
-                wire.break_off()
-            self.post((other.identity, "peers"), lambda w=other: self._lose_peer(w, worker.identity))
+        heir = self._start_worker(worker.role, worker.index)
         self.post(("coordinator", "peers"), lambda: self.coordinator.worker_gone(worker.identity))
-        self._start_worker(worker.role, worker.index)
+        for other in self.workers.values():
+            if wire := other.wires.get(worker.identity):
+                wire.break_off()
+            if other is not heir:
+                self.post((other.identity, "peers"), partial(self._replace_peer, other, worker, heir))
 
     def of_role(self, role: Role) -> list[Worker]:
         """The workers of a role."""
@@ -279,24 +285,33 @@ class World:
             self.post((receiver, "from coordinator"), lambda: worker.take(FromCoordinator(sent)))
 
     def _choose(self) -> tuple[Identity, ...]:
-        if colocated := self.of_role(Role.COLOCATED):
-            return (self.random.choice(colocated).identity,)
-        pair = (self.of_role(Role.PREFILL), self.of_role(Role.DECODE))
-        return tuple(self.random.choice(workers).identity for workers in pair)
+        single = [(worker.identity,) for worker in self.of_role(Role.COLOCATED)]
+        pairs = [
+            (worker.identity, peer)
+            for worker in self.of_role(Role.PREFILL)
+            for peer in worker.wires
+            if peer in self.workers
+        ]
+        return self.random.choice(single + pairs) if single or pairs else ()
 
-    def _start_worker(self, role: Role, index: int) -> None:
+    def _start_worker(self, role: Role, index: int) -> Worker:
         worker = Worker(self, role, index, self._num_blocks, self._config)
         self.workers[worker.identity] = worker
-        if role is Role.PREFILL:
-            for other in self.of_role(Role.DECODE):
-                worker.link(other)
-        elif role is Role.DECODE:
-            for other in self.of_role(Role.PREFILL):
-                other.link(worker)
+        return worker
 
-    def _lose_peer(self, worker: Worker, peer: Identity) -> None:
-        self._queues.pop((worker.identity, "from", peer), None)  # nothing comes from it any more
-        worker.take(PeerGone(*peer))
+    def _link(self, worker: Worker, other: Worker) -> None:
+        """Handshake and probe succeed, if these two exchange KV."""
+        roles = (worker.role, other.role)
+        if roles == (Role.PREFILL, Role.DECODE) and other.identity not in worker.wires:
+            worker.link(other)
+
+    def _replace_peer(self, worker: Worker, peer: Worker, heir: Worker) -> None:
+        self._queues.pop((worker.identity, "from", peer.identity), None)  # nothing comes from it any more
+        worker.take(PeerGone(*peer.identity))
+        if self.workers.get(heir.identity) is heir:
+            self._link(worker, heir)
+            self._link(heir, worker)
+            self.coordinator.start_waiting()
 
     def _deliver(self, connection: tuple[object, ...]) -> None:
         queue = self._queues[connection]
