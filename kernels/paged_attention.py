@@ -18,8 +18,8 @@ import torch
 from twinpool.kernels.jit import compiled, exp, flat, load, prefetch, runs_compiled, store
 
 MAX_DIRECT_TOKENS = 8
-"""Up to this many query tokens of one sequence go to the compiled kernel. Measured on one core: ahead of the matrix path
-up to about 12 at 1,024 tokens of context, and further at less."""
+"""Up to this many query tokens of one sequence go to the compiled kernel. Measured on one core: ahead of the matrix
+path up to about 12 at 1,024 tokens of context, and further at less."""
 _TILE = 256
 _CACHE_LINE = 64
 _NONE = np.float32(-3.0e38)
