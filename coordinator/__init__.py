@@ -1,1 +1,1 @@
-"""The coordinator: gateway, request lifecycle, admission, routing, pool registry, launch. Knows no tensor, no transport."""
+"""The coordinator: gateway, request lifecycle, admission, routing, registry, launch. Knows no tensor, no transport."""

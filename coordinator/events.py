@@ -88,6 +88,16 @@ class Send:
 
 
 @dataclass(frozen=True, slots=True)
+class EndProcess:
+    """That worker counts as lost without having left. If its process is ours, it must be dead before the commands
+    that follow: one that is only frozen could still write into KV blocks that others are given.
+    """
+
+    worker_id: str
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
 class Emit:
     """The next output of a request; after one with `finish` nothing more comes."""
 
@@ -111,4 +121,4 @@ class Note:
     is_fault: bool = False
 
 
-Command = Send | Emit | Refuse | Note
+Command = Send | EndProcess | Emit | Refuse | Note

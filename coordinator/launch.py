@@ -105,6 +105,13 @@ class Launcher:
             if r.process is not None and r.process.returncode is None
         }
 
+    def kill(self, worker_id: str, pid: int) -> None:
+        """Ends that process at once, whatever it does (frozen ones too), if this launcher started it and it runs."""
+        running = self._running.get(worker_id)
+        process = running.process if running else None
+        if process is not None and process.pid == pid and process.returncode is None:
+            process.kill()
+
     async def stop(self, grace_s: float = 5.0) -> None:
         """Waits `grace_s` for the workers to end (they were told to), then terminates, then kills what is left."""
         self._stopping = True

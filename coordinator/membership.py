@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable
 
 from twinpool.config import CoordinatorConfig, Role
-from twinpool.coordinator.events import Command, Note, Send
+from twinpool.coordinator.events import Command, EndProcess, Note, Send
 from twinpool.coordinator.registry import OTHER_ROLE, Registry, Worker
 from twinpool.coordinator.tally import Tally
 from twinpool.messages import (
@@ -71,6 +71,7 @@ class Membership:
             case LinkReady() | LinkFailed():
                 self._link(worker, message)
             case Left(reason=reason):
+                worker.has_left = True
                 self._lose(worker, f"left: {reason}", now)
             case Register():
                 self._welcome(worker)
@@ -94,6 +95,8 @@ class Membership:
         """The worker is gone: nobody is sent to it any more, and its counters are kept."""
         self.registry.remove(worker)
         self._lost.append(worker.incarnation)
+        if not worker.has_left:
+            self._emit(EndProcess(worker.worker_id, worker.info.pid))
         self._tally.add(CoordinatorMetric.WORKERS_LOST, worker.role)
         if worker.stats is not None:
             self._tally.retire_worker(worker.worker_id, worker.role, worker.stats.counters)

@@ -21,7 +21,7 @@ class Worker:
 
     `legs` are the attempts that it has not let go of; `pending_tokens` their prompt tokens that are still to
     be computed, `held_tokens` the KV slots that they are predicted to fill. `seen_at` is when it was last
-    heard of; until `full_until` it gets nothing new.
+    heard of; until `full_until` it gets nothing new; `has_left`: it said itself that it ends.
     """
 
     info: Register
@@ -30,6 +30,7 @@ class Worker:
     legs: dict[RequestKey, Leg] = field(default_factory=dict)
     pending_tokens: int = 0
     held_tokens: int = 0
+    has_left: bool = False
     full_until: float = 0.0
 
     @property

@@ -19,6 +19,7 @@ from twinpool.coordinator.events import (
     Delivered,
     Drain,
     Emit,
+    EndProcess,
     Event,
     FromWorker,
     Note,
@@ -54,15 +55,21 @@ logger = logging.getLogger("twinpool.coordinator")
 class Coordinator:
     """One coordinator: the `Service` behind the gateway, and the workers' control endpoint.
 
-    `eos_token_ids` are the tokens that end an answer of the served model. All methods are called on the event
+    `eos_token_ids` are the tokens that end an answer of the served model. `end_process(worker_id, pid)` kills that
+    process if it is one that this server started; it does not wait. All methods are called on the event
     loop that ran `start`.
     """
 
     def __init__(
-        self, config: CoordinatorConfig, eos_token_ids: tuple[int, ...], clock: Clock | None = None
+        self,
+        config: CoordinatorConfig,
+        eos_token_ids: tuple[int, ...],
+        clock: Clock | None = None,
+        end_process: Callable[[str, int], None] | None = None,
     ) -> None:
         self._config = config
         self._clock = clock or MonotonicClock()
+        self._end_process = end_process
         self._core = CoordinatorCore(config, eos_token_ids)
         self._own_counts: Counter[WorkerMetric] = Counter()
         self._exposition = Exposition(self._core, self._own_counts)
@@ -220,6 +227,9 @@ class Coordinator:
                 self._emit(request_id, output)
             case Send(worker_id, incarnation, message):
                 self._send(worker_id, incarnation, message)
+            case EndProcess(worker_id, pid):
+                if self._end_process is not None:
+                    self._end_process(worker_id, pid)
             case Refuse(request_id, error):
                 self._refusals[request_id] = error
             case Note(text, is_fault):

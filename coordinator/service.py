@@ -12,8 +12,11 @@ from twinpool.request import FinishReason, SamplingParams
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """A validated, tokenized request. `received_at` is the coordinator clock's reading when the HTTP request came in,
-    `validated_at` and `tokenized_at` those after parsing and after tokenizing."""
+    """A validated, tokenized request.
+
+    `received_at` is the coordinator clock's reading when the HTTP request came in, `validated_at` and `tokenized_at`
+    those after parsing and after tokenizing.
+    """
 
     request_id: str
     prompt_token_ids: tuple[int, ...]
@@ -26,9 +29,10 @@ class Submission:
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """The next output tokens of a request, in order, each exactly once. The last one has `finish`; it may have no tokens.
+    """The next output tokens of a request, in order, each once. The last one has `finish`; it may have no tokens.
 
-    `error` is set when `finish` is CANCELLED, TIMEOUT or ERROR, and says why. `first_index` counts output tokens from 0.
+    `error` is set when `finish` is CANCELLED, TIMEOUT or ERROR, and says why. `first_index` counts output tokens
+    from 0.
     """
 
     token_ids: tuple[int, ...]

@@ -61,17 +61,19 @@ class _Site:
         self._hurry = asyncio.Event()
         self._is_ready = False
         self._failure: TwinpoolError | None = None
+        self._launcher: Launcher | None = None
 
     async def run(self) -> int:
         """Starts everything, waits for the end, stops everything."""
         loop = asyncio.get_running_loop()
         tokenizer = Tokenizer.from_dir(self._model.path)
-        coordinator = Coordinator(self._config, tokenizer.eos_token_ids)
+        coordinator = Coordinator(self._config, tokenizer.eos_token_ids, end_process=self._end_process)
         name = self._config.served_model_name or self._model.name
         async with AsyncExitStack() as ending:  # in reverse order, each whatever became of the others
             ending.callback(sweep, self._deployment)
             await coordinator.start()
             launcher = Launcher(coordinator.endpoint, coordinator.worker_exited, self._on_given_up)
+            self._launcher = launcher
             ending.push_async_callback(self._stop_workers, launcher)
             app = create_app(coordinator, tokenizer, name)
             http = await serve_http(app, self._config.host, self._config.port)
@@ -124,6 +126,10 @@ class _Site:
         else:
             log.info("%s: draining for at most %g s (again: stop at once)", name, self._config.drain_s)
             self._stop_asked.set()
+
+    def _end_process(self, worker_id: str, pid: int) -> None:
+        if self._launcher is not None:
+            self._launcher.kill(worker_id, pid)
 
     def _on_given_up(self, worker_id: str, reason: str) -> None:
         log.error("%s is not started again: %s; its lines above say why", worker_id, reason)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
@@ -33,23 +33,23 @@ class StepResult:
 
 
 class LayerPusher:
-    """Hands each finished layer of a plan's blocks to the senders, in groups as large as each sender likes."""
+    """Hands each finished layer of a plan's blocks to the senders, in groups as large as each sender likes.
 
-    def __init__(self, pushes: Sequence[BlockPush], senders: Mapping[str, KVSender], num_layers: int) -> None:
-        self._pushes = pushes
-        self._senders = senders
+    `senders[i]` is the link of `pushes[i]`, None if there is none any more.
+    """
+
+    def __init__(
+        self, pushes: Sequence[BlockPush], senders: Sequence[KVSender | None], num_layers: int
+    ) -> None:
+        self._links = list(zip(pushes, senders, strict=True))
         self._num_layers = num_layers
-        self.failed: dict[int, str] = {}
+        self.failed = {push.fence: no_link(push) for push, sender in self._links if sender is None}
 
     def layer_done(self, layer: int) -> None:
         """Layer `layer` is final; pushes the group that it completes, if it does."""
         done = layer + 1
-        for push in self._pushes:
-            if push.fence in self.failed:
-                continue
-            sender = self._senders.get(push.worker_id)
-            if sender is None:
-                self.failed[push.fence] = f"no link to {push.worker_id}"
+        for push, sender in self._links:
+            if sender is None or push.fence in self.failed:
                 continue
             into_group = done % sender.layer_group
             if into_group and done < self._num_layers:
@@ -64,7 +64,9 @@ class LayerPusher:
 class StepThread:
     """Runs steps and pushes, one after the other, off the event loop.
 
-    `senders` maps a decode worker's id to the link that pushes to it; the owner keeps it up to date.
+    `senders` maps a decode worker's id to the link that pushes to it; the owner keeps it up to date, on the event
+    loop. A link is looked up there, when a push is asked for, never later: a fence is only good for the process that
+    gave it, and another process may have taken that worker's name by the time the push runs.
     """
 
     def __init__(self, runner: Runner, num_layers: int, senders: Mapping[str, KVSender]) -> None:
@@ -73,30 +75,35 @@ class StepThread:
         self._senders = senders
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="step")
 
-    async def call(self, function: Callable[[], T]) -> T:
-        """Runs `function` after everything submitted before it."""
-        return await asyncio.get_running_loop().run_in_executor(self._executor, function)
-
-    async def step(self, plan: StepPlan) -> StepResult:
-        """Runs one plan."""
-        return await self.call(lambda: self._step(plan))
-
-    async def push(self, push: BlockPush) -> None:
-        """Pushes all layers of blocks that are filled already. Raises PeerLost."""
-        await self.call(lambda: self._push(push))
-
-    def _step(self, plan: StepPlan) -> StepResult:
+    def step(self, plan: StepPlan) -> Awaitable[StepResult]:
+        """Runs one plan after everything submitted before it."""
         if not plan.pushes:
-            return StepResult(self._runner.run(plan.batch), {})
-        pusher = LayerPusher(plan.pushes, self._senders, self._num_layers)
-        return StepResult(self._runner.run(plan.batch, pusher.layer_done), pusher.failed)
+            return self._submit(lambda: StepResult(self._runner.run(plan.batch), {}))
+        senders = [self._senders.get(push.worker_id) for push in plan.pushes]
+        pusher = LayerPusher(plan.pushes, senders, self._num_layers)
+        return self._submit(
+            lambda: StepResult(self._runner.run(plan.batch, pusher.layer_done), pusher.failed)
+        )
 
-    def _push(self, push: BlockPush) -> None:
-        sender = self._senders.get(push.worker_id)
-        if sender is None:
-            raise PeerLost(f"no link to {push.worker_id}")
-        sender.push(push.fence, BlockRange(push.source_blocks, push.target_blocks, 0, self._num_layers))
+    def push(self, push: BlockPush) -> Awaitable[None]:
+        """Pushes all layers of blocks that are filled already, after everything submitted before.
+
+        Raises:
+            PeerLost: the link is gone; raised here, or by what is returned.
+        """
+        if (sender := self._senders.get(push.worker_id)) is None:
+            raise PeerLost(no_link(push))
+        blocks = BlockRange(push.source_blocks, push.target_blocks, 0, self._num_layers)
+        return self._submit(lambda: sender.push(push.fence, blocks))
+
+    def _submit(self, function: Callable[[], T]) -> Awaitable[T]:
+        return asyncio.get_running_loop().run_in_executor(self._executor, function)
 
     def close(self) -> None:
         """Lets the running step end and takes no more."""
         self._executor.shutdown(wait=True, cancel_futures=True)
+
+
+def no_link(push: BlockPush) -> str:
+    """Why a push without a link fails."""
+    return f"no link to {push.worker_id}"

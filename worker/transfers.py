@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any
 
 from twinpool.errors import PeerLost, TransferError, TwinpoolError
@@ -60,11 +60,11 @@ class Transfers:
         """Begins `command`; its event comes later."""
         match command:
             case Push(push):
-                self._pushes.setdefault(push.fence, []).append(self._spawn(self._push(push)))
-            case FinishPush():
-                self._spawn(self._finish_push(command))
-            case StopPush():
-                self._spawn(self._stop_push(command))
+                self._push(push)
+            case FinishPush(fence, worker_id, source_blocks):
+                self._spawn(self._finish_push(fence, self._senders.get(worker_id), source_blocks))
+            case StopPush(fence, worker_id):
+                self._spawn(self._stop_push(fence, self._senders.get(worker_id)))
             case PostReceive():
                 self._post_receive(command)
             case CancelReceive(fence):
@@ -74,33 +74,44 @@ class Transfers:
 
     # ── prefill's side ────────────────────────────────────────────────────────────────────────────────────
 
-    async def _push(self, push: BlockPush) -> None:
+    def _push(self, push: BlockPush) -> None:
         try:
-            await self._steps.push(push)
+            pushing = self._steps.push(push)
         except PeerLost as exc:
-            self._emit(PushFailed(push.fence, str(exc)))
+            self._spawn(self._push_failed(push.fence, exc))
+        else:
+            self._pushes.setdefault(push.fence, []).append(self._spawn(self._await_push(push.fence, pushing)))
 
-    async def _finish_push(self, command: FinishPush) -> None:
-        await self._pushes_done(command.fence)
-        if (sender := self._senders.get(command.worker_id)) is None:
-            self._emit(PushFailed(command.fence, f"no link to {command.worker_id}"))
+    async def _await_push(self, fence: int, pushing: Awaitable[None]) -> None:
+        try:
+            await pushing
+        except PeerLost as exc:
+            await self._push_failed(fence, exc)
+
+    async def _push_failed(self, fence: int, exc: TransferError) -> None:
+        self._emit(PushFailed(fence, str(exc)))
+
+    async def _finish_push(self, fence: int, sender: KVSender | None, source_blocks: tuple[int, ...]) -> None:
+        await self._pushes_done(fence)
+        if sender is None:
+            await self._push_failed(fence, PeerLost("the link to the decode worker is gone"))
             return
-        hashing = asyncio.to_thread(digests, self._pool.region, command.source_blocks)
-        report, found = await asyncio.gather(sender.finish(command.fence), hashing, return_exceptions=True)
+        hashing = asyncio.to_thread(digests, self._pool.region, source_blocks)
+        report, found = await asyncio.gather(sender.finish(fence), hashing, return_exceptions=True)
         if isinstance(found, BaseException):
             raise found
         if isinstance(report, TransferError):
-            self._emit(PushFailed(command.fence, str(report)))
+            await self._push_failed(fence, report)
         elif isinstance(report, BaseException):
             raise report
         else:
-            self._emit(PushFinished(command.fence, found, report.num_bytes, report.seconds))
+            self._emit(PushFinished(fence, found, report.num_bytes, report.seconds))
 
-    async def _stop_push(self, command: StopPush) -> None:
-        await self._pushes_done(command.fence)
-        if (sender := self._senders.get(command.worker_id)) is not None:
-            await sender.stop(command.fence)
-        self._emit(PushStopped(command.fence))
+    async def _stop_push(self, fence: int, sender: KVSender | None) -> None:
+        await self._pushes_done(fence)
+        if sender is not None:
+            await sender.stop(fence)
+        self._emit(PushStopped(fence))
 
     async def _pushes_done(self, fence: int) -> None:
         for task in self._pushes.pop(fence, ()):
