@@ -44,12 +44,20 @@ class DecodeCore:
 
     It never computes prompt tokens: a sequence joins with the KV of its whole prompt and the first token, and
     each slice is one token. Commands that a plan gives rise to come with the next event's, since `next_step`
-    can only return the plan. A grant counts as a sequence, so that at most `max_num_seqs` ever want to run.
+    can only return the plan. Should it ever compute prompt tokens, they are counted, and with `strict` the core
+    raises InvariantViolation. A grant counts as a sequence, so that at most `max_num_seqs` ever want to run.
     """
 
     def __init__(
-        self, num_blocks: int, layout: KVLayout, fingerprint: str, config: SchedulerConfig, incarnation: str
+        self,
+        num_blocks: int,
+        layout: KVLayout,
+        fingerprint: str,
+        config: SchedulerConfig,
+        incarnation: str,
+        strict: bool = False,
     ) -> None:
+        self._strict = strict
         self._max_num_seqs = config.max_num_seqs
         self.pool = BlockPool(num_blocks, layout.block_size, config.prefix_cache)
         self.counters = Counters()
@@ -191,6 +199,8 @@ class DecodeCore:
             else:
                 tokens.append(self._scheduler.complete(chunk, done.output.token_ids[chunk.key]))
         self.counters.add(WorkerMetric.DECODE_POOL_PROMPT_TOKENS, prompt_tokens)
+        if prompt_tokens and self._strict:
+            raise InvariantViolation(f"--strict: this decode worker computed {prompt_tokens} prompt tokens")
         if tokens:
             self._tell(StepTokens(tuple(tokens)))
         for key in self._cancelled:

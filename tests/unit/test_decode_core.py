@@ -10,6 +10,7 @@ from support.jobs import EOS, done, job, messages, names
 from twinpool.config import SchedulerConfig
 from twinpool.decode_pool.core import DecodeCore
 from twinpool.engine.batch import SequenceSlice, StepBatch, StepOutput
+from twinpool.errors import InvariantViolation
 from twinpool.layout import Dtype, KVLayout
 from twinpool.messages import (
     Cancel,
@@ -51,10 +52,10 @@ PREFILL = ("prefill-0", "life-1")
 class Bench:
     """A decode core with one linked prefill worker."""
 
-    def __init__(self, num_blocks: int = 20, **settings: float) -> None:
+    def __init__(self, num_blocks: int = 20, strict: bool = False, **settings: float) -> None:
         self.num_blocks = num_blocks
         config = SchedulerConfig(**settings)  # type: ignore[arg-type]
-        self.core = DecodeCore(num_blocks, LAYOUT, "model", config, "life-1")
+        self.core = DecodeCore(num_blocks, LAYOUT, "model", config, "life-1", strict)
         self.now = 0.0
         self.handle(PeerLinked(*PREFILL, "memory"))
 
@@ -397,3 +398,13 @@ def test_prompt_tokens_that_a_decode_worker_would_compute_are_counted() -> None:
     wrong = SequenceSlice(work.key, work.token_ids[:5], 0, chunk.block_table, work.sampling)
     bench.handle(StepDone(StepPlan(StepBatch((wrong,))), StepOutput({work.key: 50}, 0.01)))
     assert bench.core.counters[WorkerMetric.DECODE_POOL_PROMPT_TOKENS] == 5
+
+
+def test_prompt_tokens_on_decode_are_an_error_in_strict_mode() -> None:
+    bench = Bench(strict=True)
+    work = job("a", 8)
+    bench.join(work)
+    (chunk,) = bench.plan().batch.slices
+    wrong = SequenceSlice(work.key, work.token_ids[:5], 0, chunk.block_table, work.sampling)
+    with pytest.raises(InvariantViolation, match="--strict: this decode worker computed 5 prompt tokens"):
+        bench.handle(StepDone(StepPlan(StepBatch((wrong,))), StepOutput({work.key: 50}, 0.01)))

@@ -97,7 +97,7 @@ def _core_factory(config: WorkerConfig) -> CoreFactory:
             from twinpool.decode_pool.core import DecodeCore
 
             return lambda blocks, layout, fingerprint, incarnation: DecodeCore(
-                blocks, layout, fingerprint, scheduler, incarnation
+                blocks, layout, fingerprint, scheduler, incarnation, config.strict
             )
         case Role.COLOCATED:
             from twinpool.colocated_pool.core import ColocatedCore
