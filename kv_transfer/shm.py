@@ -199,7 +199,9 @@ class ShmSender:
         """
         for start in range(0, len(self._map), _MAP_AT_ONCE_BYTES):
             try:
-                self._map.madvise(_MADV_POPULATE_WRITE, start, min(_MAP_AT_ONCE_BYTES, len(self._map) - start))
+                self._map.madvise(
+                    _MADV_POPULATE_WRITE, start, min(_MAP_AT_ONCE_BYTES, len(self._map) - start)
+                )
             except OSError as exc:
                 if exc.errno != errno.EINVAL:
                     raise TransferError(f"the pages of {self._peer} cannot be mapped: {exc}") from exc
