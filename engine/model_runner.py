@@ -24,6 +24,8 @@ from twinpool.request import RequestKey, SamplingParams
 
 Allocate = Callable[[int], memoryview]
 _WARM_UP_TOKENS = 24
+_WARM_UP_CONTEXT = 64
+_WARM_UP_BLOCKS = 8
 
 
 class ModelRunner:
@@ -130,6 +132,20 @@ class ModelRunner:
         return self._model.forward(
             token_ids, batch, self.kv, torch.from_numpy(rows).to(self.device), layer_done
         )
+
+
+def compile_kernels(model_dir: Path) -> None:
+    """Compiles what a worker on this CPU would at its first start, for each element type that it can serve in.
+
+    Raises:
+        ModelError: the model cannot be read or run.
+    """
+    types = sorted({resolve_dtype("auto", torch.device("cpu")), Dtype.FLOAT32})
+    for dtype in types:
+        config = EngineConfig(
+            str(model_dir), dtype, "cpu", num_blocks=_WARM_UP_BLOCKS, max_model_len=_WARM_UP_CONTEXT
+        )
+        ModelRunner.load(config, lambda num_bytes: memoryview(bytearray(num_bytes))).warm_up()
 
 
 def pack(

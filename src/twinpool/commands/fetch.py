@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 from twinpool.engine.model_files import resolve
+from twinpool.engine.progress import ConsoleProgress
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
@@ -12,7 +13,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser = subparsers.add_parser(
         "fetch",
         help="fetch and convert a model, so that serving it starts at once",
-        description="Fetches and converts a model into the cache and prints the directory it lies in.",
+        description="Fetches and converts a model, compiles the kernels, and prints the directory of the model.",
     )
     parser.add_argument(
         "model",
@@ -24,6 +25,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def run(args: argparse.Namespace) -> int:
-    """Prints the model's directory."""
-    print(resolve(args.model).path)
+    """Gets everything ready that serving would otherwise do at its first start; prints the model's directory."""
+    with ConsoleProgress() as progress:
+        path = resolve(args.model, progress).path
+        progress.start("compiling kernels for this machine")
+        from twinpool.engine.model_runner import compile_kernels  # imports torch: not for --help
+
+        compile_kernels(path)
+    print(path)
     return 0
