@@ -101,7 +101,7 @@ async def _run(config: WorkerConfig, make_core: CoreFactory) -> int:
         runner = await asyncio.to_thread(ModelRunner.load, config.engine, allocate)
         await asyncio.to_thread(runner.warm_up)
         if not asked_to_stop:
-            shell = WorkerShell(_parts(config, make_core, runner, end, shared[0] if shared else None))
+            shell = WorkerShell(worker_parts(config, make_core, runner, end, shared[0] if shared else None))
             log.info("stopped: %s", await shell.run())
         return 0
     finally:
@@ -121,13 +121,14 @@ def _wants_shared_memory(config: WorkerConfig) -> bool:
     return missing is None
 
 
-def _parts(
+def worker_parts(
     config: WorkerConfig,
     make_core: CoreFactory,
     runner: ModelRunner,
     end: LocalEnd,
     shared: SharedPool | None,
 ) -> WorkerParts:
+    """The worker's parts around a loaded model, with a core and links of its role. `shared` is where its pool lies."""
     is_split = config.role is not Role.COLOCATED
     num_probe = probe_blocks(runner.layout, runner.num_blocks) if is_split else 0
     num_blocks = runner.num_blocks - num_probe
