@@ -39,6 +39,7 @@ from twinpool.coordinator.service import Service, Submission
 from twinpool.engine.detokenizer import IncrementalDetokenizer
 from twinpool.engine.tokenizer import Tokenizer
 from twinpool.errors import (
+    BodyTooLarge,
     ContextLengthExceeded,
     InvalidRequest,
     ModelNotFound,
@@ -55,13 +56,6 @@ INLINE_CHARS = 4096
 REMEMBERED_IDS = 16_384
 
 _SANE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
-
-
-class BodyTooLarge(RequestError):  # named like the tree it belongs to
-    """The request's body is longer than the gateway reads."""
-
-    status = 413
-    code = "body_too_large"
 
 
 class RequestIds:

@@ -17,6 +17,7 @@ from twinpool.messages import (
     LinkReady,
     Message,
     Register,
+    StartAnew,
     Stop,
     Welcome,
 )
@@ -33,8 +34,8 @@ class Membership:
     """Keeps the registry true.
 
     `emit` takes commands in order; `lose` takes a worker that is gone, why, and `now`: it settles the
-    worker's requests and calls `remove`. A process that counted as lost once never joins again: it is told to
-    stop.
+    worker's requests and calls `remove`. A process that counted as lost once never joins again: what it holds
+    is nobody's, so it is told to start anew.
     """
 
     def __init__(
@@ -53,15 +54,15 @@ class Membership:
         self.registry = Registry()
 
     def from_stranger(self, worker_id: str, incarnation: str, message: Message, now: float) -> None:
-        """A message of a process that is no member: it may want to be, or does not know that it is none any
-        more.
+        """A message of a process that is no member: it may want to be, or does not know that it counts as lost or
+        that this coordinator is not the one that it joined.
         """
         if isinstance(message, Register):
             self._register(worker_id, incarnation, message, now)
             return
         self._tally.add(CoordinatorMetric.STALE_MESSAGES)
         if isinstance(message, Heartbeat):
-            self._emit(Send(worker_id, incarnation, Stop()))
+            self._turn_away(worker_id, incarnation)
 
     def from_member(self, worker: Worker, message: Message, now: float) -> None:
         """What a member says about itself."""
@@ -109,9 +110,12 @@ class Membership:
         for worker in self.registry:
             self._emit(Send(worker.worker_id, worker.incarnation, Stop()))
 
+    def _turn_away(self, worker_id: str, incarnation: str) -> None:
+        self._emit(Send(worker_id, incarnation, Stop() if self._is_stopping else StartAnew()))
+
     def _register(self, worker_id: str, incarnation: str, offer: Register, now: float) -> None:
         if self._is_stopping or incarnation in self._lost:
-            self._emit(Send(worker_id, incarnation, Stop()))
+            self._turn_away(worker_id, incarnation)
             return
         reason = self.registry.refusal(offer)
         if (offer.worker_id, offer.incarnation) != (worker_id, incarnation):
@@ -134,7 +138,7 @@ class Membership:
         self._tell_peers_of(worker.role)
 
     def _welcome(self, worker: Worker) -> None:
-        welcome = Welcome(heartbeat_s=self._config.heartbeat_s, lease_s=self._config.lease_s)
+        welcome = Welcome(self._config.heartbeat_s)
         self._emit(Send(worker.worker_id, worker.incarnation, welcome))
         if worker.role in OTHER_ROLE:
             self._emit(Send(worker.worker_id, worker.incarnation, self.registry.peers_of(worker)))

@@ -19,7 +19,14 @@ import uvloop
 
 from twinpool.config import Role, TransportName, WorkerConfig
 from twinpool.engine.model_runner import ModelRunner
-from twinpool.errors import ConfigError, InvariantViolation, ModelError, TwinpoolError
+from twinpool.errors import (
+    ConfigError,
+    InvariantViolation,
+    ModelError,
+    NotAMember,
+    TwinpoolError,
+    WorkerDenied,
+)
 from twinpool.kv_transfer import transports
 from twinpool.kv_transfer.connector import KVRegion, LocalEnd
 from twinpool.kv_transfer.probe import probe_blocks
@@ -27,8 +34,8 @@ from twinpool.kv_transfer.shm import SharedPool
 from twinpool.layout import KVLayout
 from twinpool.messages import Register
 from twinpool.worker.links import LinkSettings, LocalPool
-from twinpool.worker.process import EXIT_CONFIG, EXIT_FAILED, watch_lifeline
-from twinpool.worker.shell import CountingCore, WorkerDenied, WorkerParts, WorkerShell
+from twinpool.worker.process import EXIT_CONFIG, EXIT_FAILED, EXIT_START_ANEW, watch_lifeline
+from twinpool.worker.shell import CountingCore, WorkerParts, WorkerShell
 
 log = logging.getLogger(__name__)
 
@@ -50,6 +57,9 @@ def run_worker(config: WorkerConfig, make_core: CoreFactory) -> int:
     except (ConfigError, ModelError, WorkerDenied) as exc:
         log.error("%s", exc)
         return EXIT_CONFIG
+    except NotAMember as exc:
+        log.warning("%s; all that it holds is given up", exc)
+        return EXIT_START_ANEW
     except InvariantViolation:
         log.exception("a bug in Twinpool; please report it")
         return EXIT_FAILED

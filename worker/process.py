@@ -9,6 +9,8 @@ from collections.abc import Callable
 EXIT_FAILED = 1
 EXIT_CONFIG = 2
 """A setting is wrong; starting the same worker again cannot help."""
+EXIT_START_ANEW = 3
+"""The coordinator does not know this process any more; a new one in its place may join."""
 EXIT_ORPHANED = 4
 """The process that started the worker is gone."""
 

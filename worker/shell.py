@@ -15,10 +15,11 @@ from twinpool.config import LinkConfig, Role
 from twinpool.errors import (
     InvariantViolation,
     LayoutMismatch,
+    NotAMember,
     PeerLost,
     ProtocolError,
     TransferError,
-    TwinpoolError,
+    WorkerDenied,
 )
 from twinpool.kv_transfer.connector import KVSender
 from twinpool.messages import (
@@ -31,6 +32,7 @@ from twinpool.messages import (
     PeerInfo,
     Peers,
     Register,
+    StartAnew,
     Stop,
     Welcome,
 )
@@ -66,10 +68,6 @@ class CountingCore(RoleCore, Protocol):
     counters: Counters
 
 
-class WorkerDenied(TwinpoolError):
-    """The coordinator does not let this worker in."""
-
-
 @dataclass(frozen=True, slots=True)
 class WorkerParts:
     """What a worker is made of. `register` is its offer to the coordinator; the shell fills in the endpoint."""
@@ -89,7 +87,6 @@ class WorkerShell:
     def __init__(self, parts: WorkerParts) -> None:
         self._core = parts.core
         self._pool = parts.pool
-        self._link = parts.link
         self._settings = parts.settings
         self._loop = asyncio.get_running_loop()
         self._ended: asyncio.Future[str] = self._loop.create_future()
@@ -127,10 +124,11 @@ class WorkerShell:
 
         Raises:
             WorkerDenied: the coordinator refused; the message says why.
+            NotAMember: the coordinator has lost this process, or is another one than it joined.
             InvariantViolation: a rule of the core was broken. The process must end: its state is not to be trusted,
                 and the coordinator resumes elsewhere what it held.
         """
-        for timer in (self._keep_registered(), self._tick(), self._beat()):
+        for timer in (self._keep_registered(), self._tick()):
             self._spawn(timer)
         try:
             reason = await self._ended
@@ -177,11 +175,10 @@ class WorkerShell:
             await asyncio.sleep(TICK_S)
             self._handle(Tick())
 
-    async def _beat(self) -> None:
+    async def _beat(self, every_s: float) -> None:
         while True:
-            await asyncio.sleep(self._link.heartbeat_s)
-            if self._welcomed:
-                self._tell_coordinator(Heartbeat(self._core.stats()))
+            await asyncio.sleep(every_s)
+            self._tell_coordinator(Heartbeat(self._core.stats()))
 
     # ── the core ──────────────────────────────────────────────────────────────────────────────────────────
 
@@ -220,13 +217,19 @@ class WorkerShell:
     # ── messages ──────────────────────────────────────────────────────────────────────────────────────────
 
     def _from_coordinator(self, _: str, message: Message) -> None:
+        if self._ended.done():
+            return
         match message:
-            case Welcome():
-                self._welcomed = True
+            case Welcome(heartbeat_s):
+                if not self._welcomed:  # each Register that was on its way is answered
+                    self._welcomed = True
+                    self._spawn(self._beat(heartbeat_s))
             case Denied(reason):
                 self._fail(WorkerDenied(reason))
             case Stop():
                 self.stop("the coordinator said so")
+            case StartAnew():
+                self._fail(NotAMember("the coordinator does not know this process (any more)"))
             case Peers(peers):
                 self._update_peers(peers)
             case _:
@@ -243,7 +246,7 @@ class WorkerShell:
         try:
             self._coordinator.send(message)
         except PeerLost as exc:
-            self.stop(f"the coordinator takes no messages: {exc}")
+            self._fail(NotAMember(f"the coordinator takes no messages: {exc}"))
 
     def _tell_peer(self, worker_id: str, incarnation: str, message: Message) -> None:
         try:

@@ -108,15 +108,13 @@ class TransferConfig:
 
 @dataclass(frozen=True, slots=True)
 class LinkConfig:
-    """How a worker reaches its coordinator, and how both notice that the other is gone.
+    """How a worker reaches its coordinator, and under which name.
 
-    A heartbeat leaves every `heartbeat_s`; without one for `lease_s` the worker counts as lost.
+    `lifeline_fd` is the pipe that ties it to the process that started it (None: it was started by hand).
     """
 
     coordinator: str
     worker_id: str
-    heartbeat_s: float = 0.5
-    lease_s: float = 5.0
     lifeline_fd: int | None = None
 
 
@@ -139,6 +137,7 @@ class CoordinatorConfig:
     The queue is bounded in requests, in prompt tokens and in time. `max_in_flight` bounds the requests that are on
     workers (None: what the decode workers report they can run, twice over). `max_attempts` bounds how often one
     request is started; starts that ended by preemption are not counted (`coordinator/state.py` says what bounds them).
+    Workers heartbeat every `heartbeat_s` (the Welcome tells them); one that is not heard of for `lease_s` is lost.
     """
 
     host: str = "127.0.0.1"
@@ -155,7 +154,6 @@ class CoordinatorConfig:
     lease_s: float = 5.0
     start_timeout_s: float = 120.0
     finished_timelines: int = 1000
-    strict: bool = False
 
     def __post_init__(self) -> None:
         require("--max-queue-requests", self.max_queue_requests, self.max_queue_requests >= 1, "1 or more")

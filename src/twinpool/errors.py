@@ -6,12 +6,15 @@
     ├── RequestError             a user's mistake or an unmet wish: becomes an HTTP answer
     │   ├── InvalidRequest           400
     │   │   └── ContextLengthExceeded    400, code context_length_exceeded
+    │   ├── BodyTooLarge             413
     │   ├── ModelNotFound            404, code model_not_found
     │   ├── UnknownRequest           404
     │   ├── QueueFull                429, with Retry-After
     │   ├── NoWorker                 503
     │   └── RequestFailed            500: accepted, then lost (a worker died, a transfer broke)
     ├── ProtocolError            a message that does not decode, or comes at the wrong time
+    ├── WorkerDenied             the coordinator does not let this worker in
+    ├── NotAMember               the coordinator does not know this worker process any more
     ├── LayoutMismatch           two workers whose KV cannot be exchanged
     ├── TransferError            moving KV blocks failed
     │   ├── TransportUnavailable     this machine cannot use that transport
@@ -63,6 +66,13 @@ class ContextLengthExceeded(InvalidRequest):
     code = "context_length_exceeded"
 
 
+class BodyTooLarge(RequestError):
+    """The request's body is longer than the gateway reads."""
+
+    status = 413
+    code = "body_too_large"
+
+
 class ModelNotFound(RequestError):
     """The request names a model that is not served."""
 
@@ -107,6 +117,14 @@ class RequestFailed(RequestError):
 
 class ProtocolError(TwinpoolError):
     """A message that does not decode, has another version, or comes at the wrong time."""
+
+
+class WorkerDenied(TwinpoolError):
+    """The coordinator does not let this worker in, and says why. Starting it again cannot help."""
+
+
+class NotAMember(TwinpoolError):
+    """The coordinator does not know this worker process (any more). A new process in its place may join."""
 
 
 class LayoutMismatch(TwinpoolError):

@@ -5,11 +5,11 @@ are seconds on the sender's own clock; no timestamp crosses a process border.
 
 Who sends what::
 
-    worker → coordinator     Register, LinkReady, Heartbeat, Granted, Refused, StepTokens, PrefillReport, HandoffReport,
-                             Dropped, Left
-    coordinator → worker     Welcome, Denied, Peers, Prefill, Reserve, PushTo, Generate, Cancel, Stop
-    prefill → decode         PeerHello, Renew, Seal, RevokeAck
-    decode → prefill         PeerWelcome, PeerDenied, SealAck, Revoke
+    worker → coordinator     Register, LinkReady, LinkFailed, Heartbeat, Granted, StepTokens, PrefillReport,
+                             HandoffReport, Dropped, Left
+    coordinator → worker     Welcome, Denied, Peers, Prefill, Reserve, PushTo, Generate, Cancel, Stop, StartAnew
+    prefill → decode         PeerHello, ProbeRequest, ProbeSeal, Renew, Seal, RevokeAck
+    decode → prefill         PeerWelcome, PeerDenied, ProbeGrant, ProbeAck, SealAck, Revoke
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ class PeerInfo(Message, frozen=True, tag=True):
 class Register(Message, frozen=True, tag=True):
     """A worker offers itself. The coordinator answers Welcome or Denied.
 
-    `fingerprint` names model config and weights; `capacity_tokens` is the KV pool in tokens; `max_model_len` the
-    longest sequence it can hold; `transports` the KV transports it can use.
+    `fingerprint` names model config and weights; `num_blocks` is its KV pool; `max_model_len` the longest sequence it
+    can hold; `max_num_seqs` how many it decodes together.
     """
 
     worker_id: str
@@ -101,7 +101,7 @@ class WorkerStats(Message, frozen=True, tag=True):
 
 
 class Heartbeat(Message, frozen=True, tag=True):
-    """Sent every `heartbeat_s`, and at once when the pool becomes empty of work."""
+    """Sent every `heartbeat_s` of the Welcome."""
 
     stats: WorkerStats
 
@@ -113,10 +113,9 @@ class Left(Message, frozen=True, tag=True):
 
 
 class Welcome(Message, frozen=True, tag=True):
-    """The worker is in. It heartbeats every `heartbeat_s`; without one for `lease_s` it counts as lost."""
+    """The worker is in, and heartbeats every `heartbeat_s` from now on."""
 
     heartbeat_s: float
-    lease_s: float
 
 
 class Denied(Message, frozen=True, tag=True):
@@ -133,6 +132,11 @@ class Peers(Message, frozen=True, tag=True):
 
 class Stop(Message, frozen=True, tag=True):
     """Finish nothing more: release everything and exit."""
+
+
+class StartAnew(Message, frozen=True, tag=True):
+    """This process is no member: it counted as lost, or the coordinator is a new one. What it holds is nobody's: it
+    ends like after a Stop, and a new process may register in its place."""
 
 
 # ── a request's way through the pools ─────────────────────────────────────────────────────────────────────────────
@@ -364,7 +368,7 @@ class ProbeGrant(Message, frozen=True, tag=True):
 
 
 AnyMessage = (
-    Register | LinkReady | LinkFailed | Heartbeat | Left | Welcome | Denied | Peers | Stop
+    Register | LinkReady | LinkFailed | Heartbeat | Left | Welcome | Denied | Peers | Stop | StartAnew
     | Prefill | Reserve | Granted | PushTo | Generate | StepTokens | PrefillReport | HandoffReport | Dropped | Cancel
     | PeerHello | PeerWelcome | PeerDenied | Renew | Seal | SealAck | Revoke | RevokeAck
     | ProbeRequest | ProbeGrant | ProbeSeal | ProbeAck

@@ -32,6 +32,7 @@ from twinpool.messages import (
     PrefillReport,
     PushTo,
     Reserve,
+    StartAnew,
     StepTokens,
     Stop,
     Token,
@@ -246,7 +247,7 @@ async def test_a_silent_worker_is_lost_after_its_lease_and_its_requests_fail_cle
         await prefill.got(Cancel)
         await until(lambda: coordinator.timeline("r")["state"] == "failed")
         decode.say(Heartbeat(stats()))
-        await decode.got(Stop)
+        await decode.got(StartAnew)
 
 
 async def test_a_worker_whose_exit_was_seen_is_lost_at_once_and_another_goes_on() -> None:

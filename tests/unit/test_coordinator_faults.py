@@ -10,7 +10,7 @@ from support.coordinator_pools import Pools, expected_tokens
 
 from twinpool.config import Role
 from twinpool.coordinator.events import FromWorker, Shutdown
-from twinpool.messages import Heartbeat, Prefill, StepTokens, Stop, Token
+from twinpool.messages import Heartbeat, Prefill, StartAnew, StepTokens, Stop, Token
 from twinpool.metrics import CoordinatorMetric
 from twinpool.request import FinishReason, RequestKey, RequestState
 
@@ -221,10 +221,10 @@ def test_a_worker_that_never_answers_a_cancel_counts_as_lost() -> None:
     world.driver.advance(0.0)
     assert world.driver.state() is RequestState.CANCELLED
     assert world.driver.core.registry.get("D") is None
-    # It lives, but is no member: its next heartbeat is answered by Stop.
+    # It lives, but is no member: its next heartbeat is answered by StartAnew.
     world.driver.sent.clear()
     world.driver.heartbeat("D")
-    assert world.driver.sent_to("D") == [Stop()]
+    assert world.driver.sent_to("D") == [StartAnew()]
     world.driver.assert_empty()
 
 
@@ -234,7 +234,7 @@ def test_a_process_that_was_lost_never_joins_again() -> None:
     driver.lose("D")
     driver.sent.clear()
     driver.join("D", Role.DECODE, incarnation="2")  # the very process that was lost
-    assert driver.sent_to("D") == [Stop()]
+    assert driver.sent_to("D") == [StartAnew()]
     assert driver.core.registry.get("D") is None
 
 

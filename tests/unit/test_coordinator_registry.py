@@ -9,9 +9,19 @@ import pytest
 from support.coordinator_core import LAYOUT, CoreDriver, register, stats
 
 from twinpool.config import Role
-from twinpool.coordinator.events import FromWorker
+from twinpool.coordinator.events import FromWorker, Shutdown
 from twinpool.layout import Dtype
-from twinpool.messages import Denied, Heartbeat, LinkFailed, LinkReady, PeerInfo, Peers, Welcome
+from twinpool.messages import (
+    Denied,
+    Heartbeat,
+    LinkFailed,
+    LinkReady,
+    PeerInfo,
+    Peers,
+    StartAnew,
+    Stop,
+    Welcome,
+)
 from twinpool.metrics import CoordinatorMetric
 
 
@@ -80,7 +90,7 @@ def test_workers_hear_of_each_change_in_the_other_pool(driver: CoreDriver) -> No
     driver.join("decode-0", Role.DECODE)
     assert driver.sent_to("prefill-0") == [peers_of(driver, "decode-0")]
     welcome, peers = driver.sent_to("decode-0")
-    assert welcome == Welcome(heartbeat_s=0.5, lease_s=5.0)
+    assert welcome == Welcome(heartbeat_s=0.5)
     assert peers == peers_of(driver, "prefill-0")
     driver.sent.clear()
     driver.join("decode-1", Role.DECODE)
@@ -119,6 +129,21 @@ def test_ready_names_what_is_missing(driver: CoreDriver) -> None:
     assert "no common transport" in driver.core.registry.ready()[1]
     driver.link("prefill-0", "decode-0")
     assert driver.core.registry.ready() == (True, "1 prefill and 1 decode worker(s), 1 link(s)")
+
+
+def test_a_worker_of_an_earlier_coordinator_is_told_to_start_anew(driver: CoreDriver) -> None:
+    driver.do(FromWorker("decode-0", "of another coordinator", Heartbeat(stats())))
+    assert driver.sent_to("decode-0") == [StartAnew()]
+    driver.join("decode-0", Role.DECODE, "new")
+    assert driver.core.registry.get("decode-0") is not None
+
+
+def test_a_server_that_stops_lets_nobody_start_anew(driver: CoreDriver) -> None:
+    driver.do(Shutdown())
+    driver.sent.clear()
+    driver.do(FromWorker("decode-0", "of another coordinator", Heartbeat(stats())))
+    driver.join("decode-1", Role.DECODE)
+    assert driver.sent_to("decode-0") == driver.sent_to("decode-1") == [Stop()]
 
 
 def test_counters_of_past_processes_are_kept(driver: CoreDriver) -> None:

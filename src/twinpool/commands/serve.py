@@ -106,7 +106,6 @@ def run(args: argparse.Namespace) -> int:
         max_wait_s=args.max_wait,
         max_attempts=args.max_attempts,
         drain_s=args.drain,
-        strict=args.strict,
     )
     from twinpool.coordinator.site import serve
 

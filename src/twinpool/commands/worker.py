@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 from typing import TYPE_CHECKING
 
 from twinpool.commands.flags import (
@@ -67,7 +68,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def run(args: argparse.Namespace) -> int:
-    """Runs the worker until it is told to stop."""
+    """Runs the worker until it is told to stop. One that was started by hand and lost its coordinator begins anew, as
+    a process that holds nothing; one that `serve` started leaves that to `serve`.
+    """
     worker_id = args.id or f"{args.role}-{os.getpid()}"
     config = WorkerConfig(
         role=args.role,
@@ -79,11 +82,14 @@ def run(args: argparse.Namespace) -> int:
         transfer=transfer_config(args, args.deployment),
         strict=args.strict,
     )
-    from twinpool.worker.main import (
-        run_worker,
-    )  # imports torch: not before the settings are known to be right
+    # These import torch: not before the settings are known to be right.
+    from twinpool.worker.main import run_worker
+    from twinpool.worker.process import EXIT_START_ANEW
 
-    return run_worker(config, _core_factory(config))
+    status = run_worker(config, _core_factory(config))
+    if status == EXIT_START_ANEW and args.lifeline_fd is None:
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+    return status
 
 
 def _core_factory(config: WorkerConfig) -> CoreFactory:
