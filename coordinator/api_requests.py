@@ -26,7 +26,9 @@ COMPLETION_MAX_TOKENS = 16
 MIN_TEMPERATURE = 1e-3
 """Below it, 0 apart, logits divided by the temperature leave float32's range."""
 SEED_BITS = 63
-TEMPLATE_ARGUMENTS_OF_OURS = frozenset({"messages", "add_generation_prompt", "tools", "documents"})
+TEMPLATE_ARGUMENTS_OF_OURS = frozenset({"self", "messages", "add_generation_prompt", "tools", "documents"})
+LARGEST_TOP_K = 2**31 - 1
+"""More tokens than any vocabulary has: a larger `top_k` means the same, and would not fit a message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +178,7 @@ def _common(
         min_tokens=body.min_tokens or 0,
         temperature=temperature,
         top_p=1.0 if body.top_p is None else body.top_p,
-        top_k=max(body.top_k or 0, 0),
+        top_k=min(max(body.top_k or 0, 0), LARGEST_TOP_K),
         min_p=body.min_p or 0.0,
         seed=body.seed,
         ignore_eos=bool(body.ignore_eos),

@@ -10,6 +10,8 @@ import pytest
 from twinpool.coordinator.api_bodies import NOT_SUPPORTED
 from twinpool.coordinator.api_requests import Conversation, parse_chat, parse_completion
 from twinpool.errors import ContextLengthExceeded, InvalidRequest
+from twinpool.messages import Generate, decode, encode
+from twinpool.request import Job
 
 
 def completion(**fields: object) -> Any:
@@ -128,6 +130,18 @@ def test_null_means_absent() -> None:
 
 def test_top_k_minus_one_is_off() -> None:
     assert completion(top_k=-1).top_k == 0
+
+
+def test_a_request_that_asks_for_huge_numbers_can_be_sent_to_a_worker() -> None:
+    request = completion(top_k=2**70, seed=2**63 - 1, temperature=1e308, prompt=[1])
+    job = Job("r", 1, (1,), request.sampling(1, 64, default_max_tokens=16), (0,))
+    assert decode(encode(Generate(job))) == Generate(job)
+
+
+@pytest.mark.parametrize("name", ["self", "messages", "tools"])
+def test_template_arguments_that_the_server_sets_are_refused_by_name(name: str) -> None:
+    with pytest.raises(InvalidRequest, match=f"chat_template_kwargs has {name}"):
+        chat(chat_template_kwargs={name: 1})
 
 
 def test_one_stop_string_needs_no_list() -> None:
