@@ -8,13 +8,14 @@ Contract, the same for every transport and tested over each:
 - `KVSender.push` is called on the step thread, in layer order, once the bytes are final; it must not block
   for the network. The source ranges stay unchanged and allocated until `finish` or `stop` has returned.
 - `KVSender.finish` returns when the transport no longer reads the source and will deliver without more calls.
-- `PeerLost` ends the link: nothing is read from the source or delivered any more, and each later call
-  raises it.
+- `finish` and `stop` end in bounded time: a link on which nothing moves any more is lost.
+- `PeerLost` ends the link: nothing is read from the source or delivered any more, each later call raises
+  it, and `KVSender.lost` says why. A new sender to the same receiver is a new link.
 - After `KVSender.stop` has returned, no byte of that fence is written into the receiver's pool.
 - `KVReceiver.expect` comes before the sender learns the fence; `arrived` returns when every byte is in place.
-- A byte under a fence that is not expected (any more) is dropped and counted, never written; a one-sided
-  transport (`one_sided` true) cannot do that, so the receiver's ledger keeps such blocks in quarantine
-  until the writer has acknowledged.
+- A byte under a fence that is not expected (any more) is dropped and counted, never written. A one-sided
+  transport (`shm`, partly `ucx`) cannot do that; therefore the receiver's ledger keeps the blocks of every
+  revoked fence in quarantine until the writer has acknowledged.
 """
 
 from __future__ import annotations
@@ -79,6 +80,11 @@ class KVSender(Protocol):
     layer_group: int
     """How many layers to hand over together: small messages cost more than they hide."""
 
+    @property
+    def lost(self) -> str | None:
+        """Why the link has ended; None while it works, as far as this end knows. Event loop."""
+        ...
+
     def push(self, fence: int, blocks: BlockRange) -> None:
         """Hands ranges to the transport. Step thread. Raises PeerLost."""
         ...
@@ -100,7 +106,11 @@ class KVReceiver(Protocol):
     """Takes pushes of any number of prefill workers into this worker's pool."""
 
     name: str
-    one_sided: bool
+
+    @property
+    def num_dropped(self) -> int:
+        """Pushes that were dropped because their fence was not expected. It only grows."""
+        ...
 
     def address(self) -> bytes:
         """What a sender needs to connect; travels in PeerWelcome."""

@@ -5,7 +5,8 @@ seconds before every `finish`; the others are probabilities, drawn once per push
 
 - `corrupt`: arrives with one byte flipped (in a copy: the source pool is never touched),
 - `drop`: is left out silently,
-- `stall`: makes the fence's `finish` wait forever, until it is cancelled or the link is stopped or closed,
+- `stall`: makes the fence's `finish` wait until it is stopped; after `STALL_S` the link is lost, as a real one
+  is on which nothing moves,
 - `death`: ends the link: this push and everything after it raises PeerLost.
 """
 
@@ -19,6 +20,7 @@ from math import isfinite
 from random import Random
 
 from twinpool.errors import ConfigError, PeerLost
+from twinpool.kv_transfer import pushes
 from twinpool.kv_transfer.connector import BlockRange, KVRegion, KVSender, PushReport
 
 NUM_SCRATCH_BLOCKS = 16
@@ -84,7 +86,7 @@ class FaultySender:
         self._free = list(range(scratch.num_blocks))
         self._lent: defaultdict[int, list[int]] = defaultdict(list)
         self._stalled: dict[int, asyncio.Event] = {}
-        self._is_dead = False
+        self._lost: str | None = None
 
     @classmethod
     async def open(cls, plan: FaultPlan, region: KVRegion, connect: Connect) -> FaultySender:
@@ -93,13 +95,23 @@ class FaultySender:
         memory = memoryview(bytearray(layout.block_bytes * NUM_SCRATCH_BLOCKS))
         scratch = KVRegion(memory, layout, NUM_SCRATCH_BLOCKS)
         inner = await connect(region)
-        return cls(plan, inner, await connect(scratch), region, scratch)
+        try:
+            liar = await connect(scratch)
+        except BaseException:  # cancelled, too: nobody else would close it
+            await inner.close()
+            raise
+        return cls(plan, inner, liar, region, scratch)
+
+    @property
+    def lost(self) -> str | None:
+        """Set by an injected death, or when the true link is lost."""
+        return self._lost or self._inner.lost
 
     def push(self, fence: int, blocks: BlockRange) -> None:
         """Pushes, or does what the dice say. Raises PeerLost."""
         self._require_life()
         if self._strikes("death", self._plan.death):
-            self._is_dead = True
+            self._lost = "the link died (injected fault)"
             self._require_life()
         if self._strikes("stall", self._plan.stall):
             self._stalled.setdefault(fence, asyncio.Event())
@@ -111,13 +123,19 @@ class FaultySender:
             self._inner.push(fence, blocks)
 
     async def finish(self, fence: int) -> PushReport:
-        """Finishes both links, late or never. Raises PeerLost."""
-        if self._is_dead:
+        """Finishes both links, perhaps late. Raises PeerLost."""
+        if self._lost is not None:
             await self.stop(fence)
         self._require_life()
         await asyncio.sleep(self._plan.delay)
         if (stalled := self._stalled.get(fence)) is not None:
-            await stalled.wait()
+            try:
+                async with asyncio.timeout(pushes.STALL_S):
+                    await stalled.wait()
+            except TimeoutError:
+                self._lost = f"the link stalled for {pushes.STALL_S:g} s (injected fault)"
+                await self.stop(fence)
+                self._require_life()
             raise PeerLost("the stalled link was stopped or closed (injected fault)")
         true = await self._inner.finish(fence)
         false = await self._liar.finish(fence)
@@ -134,7 +152,7 @@ class FaultySender:
 
     async def close(self) -> None:
         """Closes both links; stalled ones raise PeerLost."""
-        self._is_dead = True
+        self._lost = self._lost or "the link was closed"
         for stalled in self._stalled.values():
             stalled.set()
         await self._inner.close()
@@ -146,8 +164,8 @@ class FaultySender:
         return strikes
 
     def _require_life(self) -> None:
-        if self._is_dead:
-            raise PeerLost("the link died (injected fault)")
+        if self._lost is not None:
+            raise PeerLost(self._lost)
 
     def _push_corrupted(self, fence: int, blocks: BlockRange) -> None:
         """Pushes the first block through a scratch block with a flipped byte, and the others as they are."""

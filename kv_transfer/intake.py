@@ -1,6 +1,4 @@
-"""What a two-sided receiver lets in: which fences are expected, from whom, into which blocks, and what is
-missing.
-"""
+"""What a two-sided receiver lets in: which fences are expected, from whom, into which blocks, what is missing."""
 
 from __future__ import annotations
 
@@ -85,6 +83,35 @@ class Intake:
 
     def __len__(self) -> int:
         return len(self._expected)
+
+
+class TwoSidedReceiver:
+    """The bookkeeping half of a `KVReceiver` that sees every write before it happens, and so can refuse it."""
+
+    def __init__(self, region: KVRegion) -> None:
+        self._region = region
+        self._intake = Intake(region)
+
+    @property
+    def num_dropped(self) -> int:
+        """Pushes that came under a fence that was not expected."""
+        return self._intake.num_dropped
+
+    def expect(self, fence: int, writer: str, block_ids: Sequence[int]) -> None:
+        """See `Intake.expect`."""
+        self._intake.expect(fence, writer, block_ids)
+
+    async def arrived(self, fence: int) -> None:
+        """See `Intake.arrived`."""
+        await self._intake.arrived(fence)
+
+    async def cancel(self, fence: int) -> None:
+        """Waits for the copy under way; what still comes under `fence` is thrown away."""
+        self._intake.drop(fence)
+
+    def forget(self, fence: int) -> None:
+        """Drops the bookkeeping of `fence`."""
+        self._intake.drop(fence)
 
 
 def check_expected(fence: int, block_ids: Sequence[int], num_blocks: int, expected: Container[int]) -> None:

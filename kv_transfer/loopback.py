@@ -1,57 +1,31 @@
-"""`loopback`: both ends in one process, for tests and for embedding. Every rule of the contract holds
-here too.
-"""
+"""`loopback`: both ends in one process, for tests and for embedding. Every rule of the contract holds here too."""
 
 from __future__ import annotations
 
 import threading
 import uuid
-from collections.abc import Sequence
 
 from twinpool.errors import PeerLost
 from twinpool.kv_transfer.connector import BlockRange, KVRegion, LocalEnd, PushReport
-from twinpool.kv_transfer.intake import Intake
+from twinpool.kv_transfer.intake import TwoSidedReceiver
 from twinpool.kv_transfer.pushes import PushLog
 
 _receivers: dict[bytes, LoopbackReceiver] = {}
 
 
-class LoopbackReceiver:
+class LoopbackReceiver(TwoSidedReceiver):
     """A pool that senders of the same process write into after the fence check."""
 
     name = "loopback"
-    one_sided = False
 
     def __init__(self, region: KVRegion) -> None:
-        self._region = region
+        super().__init__(region)
         self._address = uuid.uuid4().bytes
-        self._intake = Intake(region)
         _receivers[self._address] = self
-
-    @property
-    def num_dropped(self) -> int:
-        """Pushes that came under a fence that was not expected."""
-        return self._intake.num_dropped
 
     def address(self) -> bytes:
         """A name that only this process can resolve."""
         return self._address
-
-    def expect(self, fence: int, writer: str, block_ids: Sequence[int]) -> None:
-        """See `Intake.expect`."""
-        self._intake.expect(fence, writer, block_ids)
-
-    async def arrived(self, fence: int) -> None:
-        """See `Intake.arrived`."""
-        await self._intake.arrived(fence)
-
-    async def cancel(self, fence: int) -> None:
-        """Waits for the copy under way; nothing is written under `fence` after it."""
-        self._intake.drop(fence)
-
-    def forget(self, fence: int) -> None:
-        """Drops the bookkeeping of `fence`."""
-        self._intake.drop(fence)
 
     async def close(self) -> None:
         """Senders get PeerLost from now on."""
@@ -90,6 +64,13 @@ class LoopbackSender:
         self._writing = threading.Lock()
         self._closed = False
 
+    @property
+    def lost(self) -> str | None:
+        """Set once either end is closed."""
+        if self._closed:
+            return "the link was closed"
+        return None if self._address in _receivers else "the loopback receiver is closed"
+
     def push(self, fence: int, blocks: BlockRange) -> None:
         """Copies at once."""
         receiver = self._receiver()
@@ -114,7 +95,6 @@ class LoopbackSender:
         self._closed = True
 
     def _receiver(self) -> LoopbackReceiver:
-        receiver = _receivers.get(self._address)
-        if receiver is None or self._closed:
-            raise PeerLost("the loopback receiver is closed")
-        return receiver
+        if (reason := self.lost) is not None:
+            raise PeerLost(reason)
+        return _receivers[self._address]

@@ -1,5 +1,4 @@
-"""`shm`: the decode pool lies in POSIX shared memory and prefill workers of the same host write into it
-in place.
+"""`shm`: the decode pool lies in POSIX shared memory; prefill workers of the same host write into it in place.
 
 One copy, no serialisation, no message. Each pool is one file in /dev/shm, named after the server, the
 worker and its incarnation; an exclusive lock on it, which the kernel drops when the owner dies, tells the
@@ -56,8 +55,7 @@ class SharedPool:
     """Memory of `nbytes` bytes that other processes of this user can map. `memory` is zeroed and writable."""
 
     def __init__(self, nbytes: int, end: LocalEnd) -> None:
-        """Allocates the pages for good (0.3 s per GB): a pool that does not fit fails here, not in mid-
-        transfer.
+        """Allocates the pages for good (0.3 s per GB): a pool that does not fit fails here, not in mid-transfer.
 
         Raises:
             TransportUnavailable: no shared memory on this machine.
@@ -116,7 +114,8 @@ class ShmReceiver:
     """Lets senders of this host map the pool. They write by themselves: this end only keeps the books."""
 
     name = "shm"
-    one_sided = True
+    num_dropped = 0
+    """This end never sees a write, so it cannot drop one."""
 
     def __init__(self, region: KVRegion, shared: SharedPool | None) -> None:
         """`region` must lie in `shared` from its first byte on.
@@ -180,6 +179,8 @@ class ShmSender:
             raise PeerLost(f"the shared pool {where.path} is gone, or on another host") from exc
         except PermissionError as exc:
             raise TransportUnavailable(f"transport shm: {where.path} belongs to another user") from exc
+        except OSError as exc:
+            raise TransportUnavailable(f"transport shm: {where.path} cannot be opened: {exc}") from exc
         self._peer = Path(where.path).name
         nbytes = where.num_blocks * self._layout.block_bytes
         if (size := os.fstat(self._fd).st_size) < nbytes:
@@ -191,6 +192,15 @@ class ShmSender:
         self._log = PushLog()
         self._writing = threading.Lock()
         self._closed = False
+
+    @property
+    def lost(self) -> str | None:
+        """Set once this end is closed or the owner of the pool is gone."""
+        if self._closed:
+            return f"the link to {self._peer} is closed"
+        if _owner_is_gone(self._fd, fcntl.LOCK_SH):
+            return f"the owner of the shared pool {self._peer} is gone"
+        return None
 
     async def map_pages(self) -> None:
         """Maps every page of the pool now, a few MiB at a time, so that no push pays for page faults.
@@ -210,7 +220,8 @@ class ShmSender:
 
     def push(self, fence: int, blocks: BlockRange) -> None:
         """Copies at once, a few MiB at a time; between two of those a stop takes effect."""
-        self._require_peer()
+        with self._writing:  # against a close on the event loop
+            self._require_peer()
         if not self._log.begin(fence, blocks.num_bytes(self._layout)):
             return
         layers = slice(blocks.first_layer, blocks.last_layer)
@@ -246,10 +257,8 @@ class ShmSender:
             self._map.close()
 
     def _require_peer(self) -> None:
-        if self._closed:
-            raise PeerLost(f"the link to {self._peer} is closed")
-        if _owner_is_gone(self._fd, fcntl.LOCK_SH):
-            raise PeerLost(f"the owner of the shared pool {self._peer} is gone")
+        if (reason := self.lost) is not None:
+            raise PeerLost(reason)
 
 
 def _owner_is_gone(fd: int, kind: int) -> bool:

@@ -20,7 +20,7 @@ import msgspec
 
 from twinpool.errors import ConfigError, ProtocolError, TransferError
 from twinpool.kv_transfer.connector import KVRegion, LocalEnd
-from twinpool.kv_transfer.intake import Intake
+from twinpool.kv_transfer.intake import TwoSidedReceiver
 from twinpool.kv_transfer.tcp_wire import (
     BLOCK,
     ECHO,
@@ -33,6 +33,7 @@ from twinpool.kv_transfer.tcp_wire import (
     TOKEN_BYTES,
     TcpAddress,
     skip,
+    tune,
 )
 
 log = logging.getLogger(__name__)
@@ -52,16 +53,14 @@ class _JunkError(ProtocolError):
     """What came is no part of this protocol."""
 
 
-class TcpReceiver:
+class TcpReceiver(TwoSidedReceiver):
     """Listens on this worker's host, on a port that the system chooses."""
 
     name = "tcp"
-    one_sided = False
 
     def __init__(self, region: KVRegion, end: LocalEnd) -> None:
         """Raises ConfigError if the host cannot be bound."""
-        self._region = region
-        self._intake = Intake(region)
+        super().__init__(region)
         self._token = secrets.token_bytes(TOKEN_BYTES)
         try:
             self._listener = socket.create_server((end.host, 0), family=_family(end.host), backlog=128)
@@ -75,30 +74,9 @@ class TcpReceiver:
         self._acceptor = threading.Thread(target=self._accept, name="kv-tcp-accept", daemon=True)
         self._acceptor.start()
 
-    @property
-    def num_dropped(self) -> int:
-        """Pushes that came under a fence that was not expected."""
-        return self._intake.num_dropped
-
     def address(self) -> bytes:
         """Host, port and token."""
         return msgspec.msgpack.encode(self._address)
-
-    def expect(self, fence: int, writer: str, block_ids: Sequence[int]) -> None:
-        """See `Intake.expect`."""
-        self._intake.expect(fence, writer, block_ids)
-
-    async def arrived(self, fence: int) -> None:
-        """See `Intake.arrived`."""
-        await self._intake.arrived(fence)
-
-    async def cancel(self, fence: int) -> None:
-        """What still comes under `fence` is thrown away."""
-        self._intake.drop(fence)
-
-    def forget(self, fence: int) -> None:
-        """Drops the bookkeeping of `fence`."""
-        self._intake.drop(fence)
 
     async def close(self) -> None:
         """Closes the port and every connection, and waits for their threads, which end at once."""
@@ -137,7 +115,7 @@ class TcpReceiver:
 
     def _serve(self, connection: socket.socket) -> None:
         try:
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            tune(connection)
             connection.settimeout(_HELLO_TIMEOUT_S)
             writer = self._read_hello(connection)
             connection.settimeout(None)
@@ -189,9 +167,7 @@ class TcpReceiver:
         block_ids: Sequence[int],
         views: list[memoryview],
     ) -> None:
-        """Fills `views`; looks the fence up again for every piece, under the lock that a cancellation
-        takes.
-        """
+        """Fills `views`; looks the fence up again for every piece, under the lock that a cancellation takes."""
         left = sum(len(view) for view in views)
         scratch = memoryview(bytearray(0))
         readable = select.poll()

@@ -20,7 +20,18 @@ from twinpool.errors import PeerLost, TransportUnavailable
 from twinpool.kv_transfer.connector import BlockRange, KVRegion, LocalEnd, PushReport
 from twinpool.kv_transfer.plan import layer_group
 from twinpool.kv_transfer.pushes import PushLog, until_delivered
-from twinpool.kv_transfer.tcp_wire import BLOCK, ECHO, FLUSH, FRAME, HELLO, MAGIC, PUSH, TcpAddress, skip
+from twinpool.kv_transfer.tcp_wire import (
+    BLOCK,
+    ECHO,
+    FLUSH,
+    FRAME,
+    HELLO,
+    MAGIC,
+    PUSH,
+    TcpAddress,
+    skip,
+    tune,
+)
 
 log = logging.getLogger(__name__)
 
@@ -78,7 +89,7 @@ class TcpSender:
         def dial() -> socket.socket:
             connection = socket.create_connection((where.host, where.port), timeout=_CONNECT_TIMEOUT_S)
             try:
-                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                tune(connection)
                 connection.sendall(hello)
                 connection.settimeout(None)
             except OSError:
@@ -91,6 +102,11 @@ class TcpSender:
         except OSError as exc:
             raise PeerLost(f"no KV receiver answers at {peer}: {exc}") from exc
         return cls(connection, peer, region)
+
+    @property
+    def lost(self) -> str | None:
+        """Set as soon as the connection ends, or nothing has moved for too long."""
+        return self._lost
 
     def push(self, fence: int, blocks: BlockRange) -> None:
         """Queues the ranges; their bytes stay where they are until the socket takes them."""
@@ -130,9 +146,7 @@ class TcpSender:
             self._wake.notify()
 
     async def _delivered(self, fence: int) -> None:
-        """Returns when the receiver is through with all that was pushed before. Raises PeerLost, and is
-        lost then.
-        """
+        """Returns when the receiver is through with all that was pushed before. Raises PeerLost, and is lost then."""
         try:
             await until_delivered(self._flush(fence), lambda: self._num_sent, self._peer)
         except PeerLost as exc:
@@ -239,10 +253,9 @@ class TcpSender:
         self._loop.call_soon_threadsafe(self._fail_flushes)
 
     def _fail_flushes(self) -> None:
-        for fence, waiting in self._flushes.items():
+        for fence, waiting in list(self._flushes.items()):
             for _ in range(len(waiting)):
                 self._settle(fence, PeerLost(f"the KV link to {self._peer} is lost: {self._lost}"))
-        self._flushes.clear()
 
     def _settle(self, fence: int, error: PeerLost | None) -> None:
         """Event loop: the oldest flush of `fence` is over."""
@@ -250,7 +263,7 @@ class TcpSender:
         if not waiting:
             return
         delivered = waiting.popleft()
-        if not waiting and error is None:
+        if not waiting:
             del self._flushes[fence]
         if delivered.done():
             return

@@ -93,6 +93,7 @@ async def sender(
 
     Raises:
         TransportUnavailable: the machine cannot.
+        TransferError: the receiver's memory cannot be mapped.
         PeerLost: nothing answers at `address`.
         ConfigError: `faults` is malformed.
     """
@@ -110,7 +111,11 @@ async def _plain_sender(name: TransportName, address: bytes, region: KVRegion, e
     match name:
         case TransportName.SHM:
             sender = shm.ShmSender(address, region)
-            await sender.map_pages()
+            try:
+                await sender.map_pages()
+            except BaseException:  # cancelled, too: nobody else would close it
+                await sender.close()
+                raise
             return sender
         case TransportName.TCP:
             return await tcp_sender.TcpSender.connect(address, region, end)

@@ -9,7 +9,7 @@ message is sent by rendezvous: a send is complete only when its bytes are at the
 A posted receive cannot be withdrawn through ucxx. It is *used up* instead: the receiver sends itself an
 empty message under its tag, which matches it before anything else can and writes nothing. One that the
 writer's message has matched already runs to its end, so blocks under it need the writer's acknowledgement
-too (`one_sided`).
+too.
 """
 
 from __future__ import annotations
@@ -32,7 +32,6 @@ class UcxReceiver:
     """Tag receives into the pool of this worker."""
 
     name = "ucx"
-    one_sided = True
 
     def __init__(self, region: KVRegion, end: LocalEnd) -> None:
         """Raises TransportUnavailable if UCX cannot be used here, or the pool has over 16 million blocks."""
@@ -56,9 +55,7 @@ class UcxReceiver:
         return bytes(self._own_address)
 
     def expect(self, fence: int, writer: str, block_ids: Sequence[int]) -> None:  # noqa: ARG002  the tag says it all
-        """Posts a receive for every part. Raises InvariantViolation: a fence repeated, a block out of
-        range.
-        """
+        """Posts a receive for every part. Raises InvariantViolation: a fence repeated, a block out of range."""
         check_expected(fence, block_ids, self._region.num_blocks, self._posted)
         layout, step = self._region.layout, layers_per_message(self._region.layout)
         posted = _Posted()

@@ -43,6 +43,11 @@ class UcxSender:
             self._ucx.close()
             raise PeerLost(f"no UCX worker can be reached at that address: {exc}") from exc
 
+    @property
+    def lost(self) -> str | None:
+        """Set when UCX reports an error, or nothing has moved for too long. An idle link notices neither."""
+        return self._lost
+
     def push(self, fence: int, blocks: BlockRange) -> None:
         """Queues the ranges, which must be whole layer groups, for the event loop to send."""
         if self._lost is not None:

@@ -283,7 +283,7 @@ async def test_a_fence_that_only_the_receiver_cancelled_writes_nothing_where_tha
     await peer.call("push", fence=1, source=[0, 1, 2], target=[0, 1, 2], first=0, last=LAYERS)
     await peer.call("finish", fence=1)
     assert (desk.blocks == UNTOUCHED).all()
-    assert desk.receiver.num_dropped > 0  # type: ignore[attr-defined]  # every receiver but shm's has it
+    assert desk.receiver.num_dropped > 0
     with pytest.raises(TransferError):
         await desk.receiver.arrived(1)
 
@@ -371,6 +371,7 @@ async def test_a_killed_receiver_is_noticed_in_bounded_time(
         await peer.call("expect", fence=1, writer=end.writer, blocks=blocks)
         sender.push(1, BlockRange(blocks, blocks, 0, 8))
         await sender.finish(1)
+        assert sender.lost is None
         await peer.kill()
 
         async def go_on() -> None:
@@ -379,6 +380,7 @@ async def test_a_killed_receiver_is_noticed_in_bounded_time(
 
         with pytest.raises(PeerLost):
             await go_on()
+        assert sender.lost is not None
         await sender.stop(1)
         with pytest.raises(PeerLost):
             sender.push(2, BlockRange(blocks, blocks, 0, 8))

@@ -10,10 +10,10 @@ import pytest
 
 from twinpool.config import TransportName
 from twinpool.errors import PeerLost
-from twinpool.kv_transfer import transports
+from twinpool.kv_transfer import pushes, transports
 from twinpool.kv_transfer.connector import BlockRange, KVRegion, LocalEnd
-from twinpool.kv_transfer.faulty import FaultySender
-from twinpool.kv_transfer.loopback import LoopbackReceiver
+from twinpool.kv_transfer.faulty import FaultPlan, FaultySender
+from twinpool.kv_transfer.loopback import LoopbackReceiver, LoopbackSender
 from twinpool.layout import Dtype, KVLayout
 
 LAYOUT = KVLayout(num_layers=4, num_kv_heads=1, head_dim=8, block_size=8, dtype=Dtype.FLOAT32)
@@ -81,12 +81,42 @@ async def test_a_stalled_fence_ends_only_with_its_stop(receiver: LoopbackReceive
         await finishing
 
 
+async def test_a_stall_that_nobody_stops_loses_the_link(
+    receiver: LoopbackReceiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pushes, "STALL_S", 0.0)
+    sender = await faulty(receiver, "stall=1")
+    receiver.expect(1, END.writer, ALL)
+    push_layers(sender, 1)
+    with pytest.raises(PeerLost, match="stalled for 0 s"):
+        await sender.finish(1)
+    assert sender.lost
+    with pytest.raises(PeerLost, match="stalled for 0 s"):
+        push_layers(sender, 2)
+
+
+async def test_a_fault_link_that_opens_half_way_is_closed_again(receiver: LoopbackReceiver) -> None:
+    opened: list[LoopbackSender] = []
+
+    async def connect(pool: KVRegion) -> LoopbackSender:
+        if opened:
+            raise PeerLost("no second link")
+        opened.append(LoopbackSender(receiver.address(), pool, END))
+        return opened[0]
+
+    with pytest.raises(PeerLost, match="no second link"):
+        await FaultySender.open(FaultPlan(), region(7), connect)
+    assert opened[0].lost == "the link was closed"
+
+
 async def test_a_dead_link_stays_dead(receiver: LoopbackReceiver) -> None:
     sender = await faulty(receiver, "death=1")
+    assert sender.lost is None
     with pytest.raises(PeerLost, match="injected"):
         push_layers(sender, 1)
     with pytest.raises(PeerLost, match="injected"):
         await sender.finish(1)
+    assert sender.lost == "the link died (injected fault)"
     await sender.stop(1)
     await sender.close()
 
