@@ -21,14 +21,15 @@ class Piece:
     """The next part of an answer: tokens, and the text that became final with them (perhaps none).
 
     `num_tokens` counts the answer's tokens so far, these included. The last piece has `finish`.
-    `stopped_early`: a stop string was found while the workers go on, so they must be told to stop.
+    `at_stop_string`: a stop string ended the answer, which nobody but this class can know: tokens that follow do not
+    count, and workers that still run must be stopped.
     """
 
     text: str
     token_ids: tuple[int, ...]
     num_tokens: int
     finish: FinishReason | None = None
-    stopped_early: bool = False
+    at_stop_string: bool = False
 
 
 class Answer:
@@ -84,12 +85,16 @@ class Answer:
             text += matcher.add(new)
             if matcher.matched is not None:
                 self._num_tokens = before + used
-                early = finish is None
-                return Piece(text, token_ids[:used], self._num_tokens, FinishReason.STOP, stopped_early=early)
+                return Piece(text, token_ids[:used], self._num_tokens, FinishReason.STOP, at_stop_string=True)
         self._num_tokens = before + len(token_ids)
         if finish is None:
             return Piece(text, token_ids, self._num_tokens)
         text += matcher.add(self._detokenizer.finish())
-        if matcher.matched is not None:
-            finish = FinishReason.STOP
-        return Piece(text + matcher.finish(), token_ids, self._num_tokens, finish)
+        is_matched = matcher.matched is not None
+        return Piece(
+            text + matcher.finish(),
+            token_ids,
+            self._num_tokens,
+            FinishReason.STOP if is_matched else finish,
+            at_stop_string=is_matched,
+        )

@@ -20,7 +20,9 @@ class Arrived:
 
 @dataclass(frozen=True, slots=True)
 class Completed:
-    """A stop string ended the answer at its `num_output_tokens`-th token. No Emit follows."""
+    """A stop string ended the answer at its `num_output_tokens`-th token. No Emit follows. It may come when the request
+    has ended: its reader is behind.
+    """
 
     request_id: str
     num_output_tokens: int

@@ -111,7 +111,7 @@ class Reply(Response):
         if output.finish is not None:
             self._unfinished = False
         piece = self._answer.add(output)
-        if piece.stopped_early:
+        if piece.at_stop_string:
             self._unfinished = False
             self._service.complete(self._request_id, piece.num_tokens)
         return piece

@@ -56,8 +56,9 @@ class Service(Protocol):
         ...
 
     def complete(self, request_id: str, num_output_tokens: int) -> None:
-        """A stop string ended the answer at its `num_output_tokens`-th token: the workers stop, the state is completed.
-        Later tokens are dropped. The iterator of `submit` ends without another output."""
+        """A stop string ended the answer at its `num_output_tokens`-th token: the workers stop, the state is completed,
+        tokens behind it are not the client's. The iterator of `submit` ends without another output. For a request
+        that has ended already only its token count and finish reason are put right; unknown ids are ignored."""
         ...
 
     def abandon(self, request_id: str) -> None:

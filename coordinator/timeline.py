@@ -79,8 +79,9 @@ class Timeline:
     """Stamps and attempts of one request, live or finished.
 
     `stamps` holds each state with the moment it was entered; `ended_at` is when the client's last output was
-    ready (workers may need a moment longer to let go). `delivered_at` is when the first output went to the
-    connection.
+    ready (workers may need a moment longer to let go). `first_token_at` is when the first token reached the
+    coordinator, `delivered_at` when the first output went to the connection: of an answer that is not streamed,
+    the whole answer.
     """
 
     request_id: str
@@ -129,12 +130,21 @@ class Timeline:
     @property
     def ttft_us(self) -> int | None:
         """Received to the first output's hand-over to the connection, in microseconds."""
-        return None if self.delivered_at is None else _us(self.delivered_at) - _us(self.received_at)
+        return self._us_after_received(self.delivered_at)
+
+    @property
+    def first_token_us(self) -> int | None:
+        """Received to the first token at the coordinator, in microseconds: TTFT without `deliver`."""
+        return self._us_after_received(self.first_token_at)
+
+    def _us_after_received(self, at: float | None) -> int | None:
+        return None if at is None else _us(at) - _us(self.received_at)
 
     def to_json(self, now: float) -> Mapping[str, Any]:
         """The timeline as JSON values; seconds are whole microseconds.
 
-        `prefill` and `transfer` are the last attempt's, `attempts` has them all.
+        `first_token_s` is the prefill pool's doing; `ttft_s` is what the client saw, which for an answer that is not
+        streamed is all of it. `prefill` and `transfer` are the last attempt's, `attempts` has them all.
         """
         ended = now if self.ended_at is None else self.ended_at
         last = self.attempts[-1] if self.attempts else None
@@ -145,7 +155,8 @@ class Timeline:
             "error": self.error or None,
             "num_prompt_tokens": self.num_prompt_tokens,
             "num_output_tokens": self.num_output_tokens,
-            "ttft_s": None if self.ttft_us is None else self.ttft_us / 1e6,
+            "first_token_s": _seconds(self.first_token_us),
+            "ttft_s": _seconds(self.ttft_us),
             "e2e_s": (_us(ended) - _us(self.received_at)) / 1e6,
             "stages_s": {name: us / 1e6 for name, us in self.stages_us(now).items()},
             "prefill": None if last is None or last.prefill is None else _prefill_json(last.prefill),
@@ -181,6 +192,10 @@ class FinishedTimelines:
 
 def _us(seconds: float) -> int:
     return round(seconds * 1e6)
+
+
+def _seconds(us: int | None) -> float | None:
+    return None if us is None else us / 1e6
 
 
 def _prefill_json(report: PrefillReport) -> dict[str, Any]:

@@ -124,7 +124,7 @@ class Timing(StrEnum):
 
 
 TIMING_HELP: dict[Timing, str] = {
-    Timing.TTFT: "From receiving a request to handing its first output to the connection.",
+    Timing.TTFT: "From receiving a request to handing its first output (of a whole answer: all of it) to the connection.",
     Timing.ITL: "Gaps between consecutive output tokens at the coordinator.",
     Timing.E2E: "From receiving a request to its last output, answered ones only.",
     Timing.QUEUE: "From the tokenized request to its first dispatch to a worker.",

@@ -319,6 +319,17 @@ async def test_a_slow_reader_gets_all_its_tokens_in_one_output() -> None:
         async with asyncio.timeout(DEADLINE_S):
             output = await anext(outputs)
         assert output == Output(tuple(range(100, 400)), 0, FinishReason.LENGTH)
+        coordinator.complete("r", 7)  # a stop string in what the core gave away long ago
+        for name in ("r", "r", "nobody"):
+            coordinator.abandon(name)
+            coordinator.complete(name, 7)
+            coordinator.delivered(name)
+        timeline = coordinator.timeline("r")
+        assert (timeline["state"], timeline["finish_reason"]) == ("completed", "stop")
+        assert timeline["num_output_tokens"] == 7
+        text = coordinator.metrics_text().decode()
+        assert 'twinpool_requests_total{outcome="completed"} 1.0' in text
+        assert "twinpool_delivered_tokens_behind_stop_total 293.0" in text
 
 
 async def test_a_full_queue_refuses_at_once_and_keeps_the_others() -> None:

@@ -92,7 +92,8 @@ class ScriptedService:
 
     def assert_settled(self) -> None:
         """Every request came to exactly one end."""
-        ends = sorted([*self.ended, *self.abandoned, *(request_id for request_id, _ in self.completed)])
+        stopped = [request_id for request_id, _ in self.completed if request_id not in self.ended]
+        ends = sorted([*self.ended, *self.abandoned, *stopped])
         assert ends == sorted(submission.request_id for submission in self.submissions)
 
     @property

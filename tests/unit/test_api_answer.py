@@ -40,7 +40,7 @@ def one_by_one(token_ids: Sequence[int], finish: FinishReason) -> list[Output]:
 def test_eos_is_counted_and_no_text() -> None:
     ids = [*encode("the fox"), *EOS]
     text, last = play(one_by_one(ids, STOP))
-    assert (text, last.num_tokens, last.finish, last.stopped_early) == ("the fox", len(ids), STOP, False)
+    assert (text, last.num_tokens, last.finish, last.at_stop_string) == ("the fox", len(ids), STOP, False)
 
 
 def test_a_stop_token_with_a_text_of_its_own_is_no_text() -> None:
@@ -95,7 +95,7 @@ def test_a_stop_string_can_be_complete_at_the_first_token() -> None:
     ids = encode("the fox")
     first = tiny_tokenizer().decode(ids[:1])
     text, last = play(one_by_one(ids, LENGTH), [first])
-    assert (text, last.num_tokens, last.finish, last.stopped_early) == ("", 1, STOP, True)
+    assert (text, last.num_tokens, last.finish, last.at_stop_string) == ("", 1, STOP, True)
     assert list(last.token_ids) == ids[:1]
 
 
@@ -111,13 +111,14 @@ def test_tokens_after_the_stop_string_are_not_counted() -> None:
     text, last = play([Output(ids, 0)], ["xyz"])
     assert text == "ab "
     assert last.num_tokens == len(last.token_ids) < len(ids)
-    assert last.stopped_early
+    assert last.at_stop_string
 
 
-def test_workers_that_have_stopped_themselves_are_not_told_to() -> None:
-    ids = tuple(encode("ab xyz"))
+def test_a_stop_string_in_the_last_output_is_told_too() -> None:
+    ids = tuple(encode("ab xyz and more"))
     _, last = play([Output(ids, 0, LENGTH)], ["xyz"])
-    assert (last.finish, last.stopped_early) == (STOP, False)
+    assert (last.finish, last.at_stop_string) == (STOP, True)
+    assert last.num_tokens < len(ids)
 
 
 def test_what_only_looked_like_a_stop_string_is_given_in_the_end() -> None:

@@ -172,6 +172,17 @@ async def test_a_stop_string_ends_the_work_at_the_token_that_completes_it(
     assert service.completed == [(service.submission.request_id, num_tokens)]
 
 
+async def test_the_coordinator_hears_of_a_stop_string_whose_reader_was_behind(
+    client: httpx.AsyncClient, service: ScriptedService
+) -> None:
+    ids = tuple(tiny_tokenizer().encode("the fox xyz and more"))
+    service.script = lambda _: [Output(ids, 0, FinishReason.LENGTH)]
+    answer = (await client.post(COMPLETIONS, json={"prompt": "a", "stop": "xy"})).json()
+    num_tokens = answer["usage"]["completion_tokens"]
+    assert num_tokens < len(ids)
+    assert service.completed == [(service.submission.request_id, num_tokens)]
+
+
 async def test_long_prompts_are_tokenized_in_a_thread_like_short_ones_here(
     client: httpx.AsyncClient, service: ScriptedService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
