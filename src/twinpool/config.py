@@ -6,11 +6,21 @@ objects by whoever can know (the worker for dtype and pool size, the connector f
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from math import isfinite
 
 from twinpool.errors import ConfigError
+
+MOST_WORKERS = 256
+MOST_THREADS = 1024
+MOST_SEQUENCES = 65_536
+MOST_TOKENS = 2**31 - 1
+"""Token and block counts that fit what workers tell each other and what kernels index with."""
+MOST_SECONDS = 1e6
+_DEVICE = re.compile(r"auto|cpu|cuda(:\d{1,4})?")
 
 
 class Role(StrEnum):
@@ -29,6 +39,14 @@ class TransportName(StrEnum):
     TCP = "tcp"
     UCX = "ucx"
     LOOPBACK = "loopback"
+
+
+def _is_count(value: int | None, most: int, least: int = 1) -> bool:
+    return value is None or least <= value <= most
+
+
+def _is_time(value: float, *, zero: bool = False) -> bool:
+    return isfinite(value) and (0 < value <= MOST_SECONDS or (zero and value == 0))
 
 
 def require(setting: str, value: object, ok: bool, allowed: str) -> None:
@@ -65,10 +83,20 @@ class EngineConfig:
         require(
             "--block-size", self.block_size, self.block_size in (8, 16, 32, 64, 128), "8, 16, 32, 64, 128"
         )
-        require("--num-blocks", self.num_blocks, self.num_blocks is None or self.num_blocks >= 2, "2 or more")
+        require(
+            "--device", self.device, _DEVICE.fullmatch(self.device) is not None, "auto, cpu, cuda, cuda:N"
+        )
+        require(
+            "--num-blocks", self.num_blocks, _is_count(self.num_blocks, MOST_TOKENS, 2), f"2 to {MOST_TOKENS}"
+        )
         require("--kv-memory-fraction", self.kv_memory_fraction, 0 < self.kv_memory_fraction <= 0.95,
                 "above 0, at most 0.95")  # fmt: skip
-        require("--threads", self.threads, self.threads >= 1, "1 or more")
+        require("--workers-on-host", self.workers_on_host, _is_count(self.workers_on_host, MOST_WORKERS),
+                f"1 to {MOST_WORKERS}")  # fmt: skip
+        require("--max-model-len", self.max_model_len, _is_count(self.max_model_len, MOST_TOKENS),
+                "1 up to the model's own context")  # fmt: skip
+        require("--threads", self.threads, _is_count(self.threads, MOST_THREADS), f"1 to {MOST_THREADS}")
+        require("--cores", self.cpu_cores, all(core >= 0 for core in self.cpu_cores), "core numbers, from 0")
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +120,16 @@ class SchedulerConfig:
     prefix_cache: bool = True
 
     def __post_init__(self) -> None:
-        require("--token-budget", self.token_budget, self.token_budget >= 1, "1 or more")
-        require("--max-num-seqs", self.max_num_seqs, self.max_num_seqs >= 1, "1 or more")
+        require("--token-budget", self.token_budget, _is_count(self.token_budget, MOST_TOKENS),
+                f"1 to {MOST_TOKENS}")  # fmt: skip
+        require("--max-num-seqs", self.max_num_seqs, _is_count(self.max_num_seqs, MOST_SEQUENCES),
+                f"1 to {MOST_SEQUENCES}")  # fmt: skip
+        require("--headroom-tokens", self.headroom_tokens, _is_count(self.headroom_tokens, MOST_TOKENS, 0),
+                f"0 to {MOST_TOKENS}")  # fmt: skip
+        require("--max-parked-blocks", self.max_parked_blocks, _is_count(self.max_parked_blocks, MOST_TOKENS),
+                f"1 to {MOST_TOKENS}")  # fmt: skip
+        require("--transfer-timeout", self.transfer_timeout_s, _is_time(self.transfer_timeout_s),
+                f"above 0, at most {MOST_SECONDS:.0f}")  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +194,11 @@ class CoordinatorConfig:
     def __post_init__(self) -> None:
         require("--max-queue-requests", self.max_queue_requests, self.max_queue_requests >= 1, "1 or more")
         require("--max-queue-tokens", self.max_queue_tokens, self.max_queue_tokens >= 1, "1 or more")
-        require("--max-wait", self.max_wait_s, self.max_wait_s > 0, "above 0")
+        require("--port", self.port, 0 <= self.port <= 65535, "0 to 65535 (0 takes any free one)")
+        require(
+            "--max-wait", self.max_wait_s, _is_time(self.max_wait_s), f"above 0, at most {MOST_SECONDS:.0f}"
+        )
+        require("--drain", self.drain_s, _is_time(self.drain_s, zero=True), f"0 to {MOST_SECONDS:.0f}")
         require("--max-attempts", self.max_attempts, self.max_attempts >= 1, "1 or more")
 
 
@@ -171,6 +211,9 @@ class PoolPlan:
     colocated: int = 0
 
     def __post_init__(self) -> None:
+        for name in ("prefill", "decode", "colocated"):
+            count = getattr(self, name)
+            require(f"--{name}", count, _is_count(count, MOST_WORKERS, 0), f"0 to {MOST_WORKERS}")
         split, mixed = self.prefill + self.decode, self.colocated
         require(
             "--colocated", self.colocated, not (split and mixed), "0 together with --prefill and --decode"

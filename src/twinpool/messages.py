@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 
 from twinpool.config import Role
-from twinpool.errors import ProtocolError
+from twinpool.errors import InvariantViolation, ProtocolError
 from twinpool.layout import KVLayout
 from twinpool.request import FinishReason, Job, RequestKey
 
@@ -54,14 +54,12 @@ class Register(Message, frozen=True, tag=True):
     incarnation: str
     role: Role
     pid: int
-    host: str
     endpoint: str
     fingerprint: str
     layout: KVLayout
     num_blocks: int
     max_model_len: int
     max_num_seqs: int
-    transports: tuple[str, ...]
     protocol: int = PROTOCOL_VERSION
 
 
@@ -87,7 +85,10 @@ class LinkFailed(Message, frozen=True, tag=True):
 
 
 class WorkerStats(Message, frozen=True, tag=True):
-    """A worker's counts at one moment; `counters` only grow (names: `twinpool.metrics`)."""
+    """A worker's counts at one moment; `counters` only grow (names: `twinpool.metrics`).
+
+    `waiting` and `running` count sequences, `waiting_tokens` the prompt tokens that wait to be computed or received.
+    """
 
     free_blocks: int
     owned_blocks: int
@@ -264,7 +265,6 @@ class PeerHello(Message, frozen=True, tag=True):
     transport: str
     transports: tuple[str, ...]
     host: str
-    address: bytes = b""
     protocol: int = PROTOCOL_VERSION
 
 
@@ -379,8 +379,15 @@ _decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(AnyMessage)
 
 
 def encode(message: Message) -> bytes:
-    """The message as one MessagePack map."""
-    return _encoder.encode(message)
+    """The message as one MessagePack map.
+
+    Raises:
+        InvariantViolation: it carries a value that no message can, like an integer of more than 64 bits.
+    """
+    try:
+        return _encoder.encode(message)
+    except (OverflowError, TypeError, ValueError) as exc:
+        raise InvariantViolation(f"a {type(message).__name__} that cannot be sent: {exc}") from exc
 
 
 def decode(data: bytes | memoryview) -> Message:

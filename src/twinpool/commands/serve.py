@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import argparse
 
-from twinpool.commands.flags import add_worker_flags, engine_config, forwarded, scheduler_config
+from twinpool.commands.flags import (
+    add_worker_flags,
+    engine_config,
+    forwarded,
+    scheduler_config,
+    transfer_config,
+)
 from twinpool.config import CoordinatorConfig, PoolPlan
 from twinpool.coordinator.launch import WorkerSpec, share_cores, usable_cores
 
@@ -95,7 +101,7 @@ def run(args: argparse.Namespace) -> int:
         colocated=args.colocated,
     )
     scheduler_config(args)
-    engine_config(args, "", args.threads or 1, (), workers_on_host=1)
+    engine_config(args, "", 1 if args.threads is None else args.threads, (), workers_on_host=1)
     config = CoordinatorConfig(
         host=args.host,
         port=args.port,
@@ -108,7 +114,9 @@ def run(args: argparse.Namespace) -> int:
         drain_s=args.drain,
     )
     from twinpool.coordinator.site import serve
+    from twinpool.kv_transfer.faulty import FaultPlan
 
+    FaultPlan.parse(transfer_config(args, "").faults)
     return serve(config, args.model, worker_specs(args, plan))
 
 
