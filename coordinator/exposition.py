@@ -105,6 +105,7 @@ class Exposition(Collector):
         heard = [(w, w.stats) for w in workers if w.stats is not None]
         yield _gauge(Gauge.RUNNING, names, {(w.worker_id, w.role): s.running for w, s in heard})
         yield _gauge(Gauge.WAITING, names, {(w.worker_id, w.role): s.waiting for w, s in heard})
+        yield _gauge(Gauge.WAITING_TOKENS, names, {(w.worker_id, w.role): s.waiting_tokens for w, s in heard})
         yield _gauge(
             Gauge.BLOCKS,
             [*names, "state"],

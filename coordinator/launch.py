@@ -97,14 +97,6 @@ class Launcher:
             self._running[spec.worker_id] = running
             running.task = asyncio.create_task(self._keep_running(running), name=f"launch {spec.worker_id}")
 
-    def pids(self) -> dict[str, int]:
-        """Process ids of the workers that run now."""
-        return {
-            name: r.process.pid
-            for name, r in self._running.items()
-            if r.process is not None and r.process.returncode is None
-        }
-
     def kill(self, worker_id: str, pid: int) -> None:
         """Ends that process at once, whatever it does (frozen ones too), if this launcher started it and it runs."""
         running = self._running.get(worker_id)

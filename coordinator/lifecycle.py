@@ -37,7 +37,9 @@ class Resource(StrEnum):
 
 
 class Move(StrEnum):
-    """What can happen to a request."""
+    """What can happen to a request. The last four decide its outcome: made once to enter DRAINING, and again to leave
+    it.
+    """
 
     VALIDATE = "validate"
     TOKENIZE = "tokenize"
@@ -52,10 +54,6 @@ class Move(StrEnum):
     CANCEL = "cancel"
     TIME_OUT = "time out"
     FAIL = "fail"
-
-
-ENDINGS = frozenset({Move.FINISH, Move.CANCEL, Move.TIME_OUT, Move.FAIL})
-"""The moves that decide a request's outcome: made once to enter DRAINING, and again to leave it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,8 +196,7 @@ class Request:
         """Enters the state that `move` leads to, and says what the request no longer owns.
 
         Raises:
-            InvariantViolation: the table has no such move, or a terminal state is entered while a worker
-            holds
+            InvariantViolation: the table has no such move, or a terminal state is entered while a worker holds
                 something.
         """
         rule = TABLE[self.state]

@@ -97,6 +97,7 @@ class Gauge(StrEnum):
     LEGS = "worker_attempts_held"
     RUNNING = "worker_sequences_running"
     WAITING = "worker_sequences_waiting"
+    WAITING_TOKENS = "worker_prompt_tokens_waiting"
     BLOCKS = "kv_blocks"
     LINK_RATE = "link_gb_per_s"
 
@@ -109,6 +110,7 @@ GAUGE_HELP: dict[Gauge, str] = {
     Gauge.LEGS: "Attempts for which the worker holds something.",
     Gauge.RUNNING: "Sequences that the worker runs.",
     Gauge.WAITING: "Sequences that wait at the worker.",
+    Gauge.WAITING_TOKENS: "Prompt tokens that wait at the worker to be computed (prefill) or received (decode).",
     Gauge.BLOCKS: "KV blocks by state.",
     Gauge.LINK_RATE: "Measured rate of the link between two workers, in 1e9 bytes per second.",
 }
@@ -124,7 +126,7 @@ class Timing(StrEnum):
 
 
 TIMING_HELP: dict[Timing, str] = {
-    Timing.TTFT: "From receiving a request to handing its first output (of a whole answer: all of it) to the connection.",
+    Timing.TTFT: "From receiving a request to handing its first output (a whole answer: all) to the connection.",
     Timing.ITL: "Gaps between consecutive output tokens at the coordinator.",
     Timing.E2E: "From receiving a request to its last output, answered ones only.",
     Timing.QUEUE: "From the tokenized request to its first dispatch to a worker.",

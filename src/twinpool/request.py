@@ -104,11 +104,6 @@ class Job:
         """Tokens of the client's own prompt."""
         return len(self.token_ids) - self.num_emitted
 
-    @property
-    def max_total_tokens(self) -> int:
-        """The longest this sequence can become, in tokens."""
-        return self.num_prompt + self.sampling.max_tokens
-
     def finish_reason(self, output_index: int, token_id: int) -> FinishReason | None:
         """Why generation ends with the output token `token_id` at `output_index` (from 0), or None to go on.
 

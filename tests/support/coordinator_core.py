@@ -48,14 +48,12 @@ def register(worker_id: str, role: Role, incarnation: str = "a", **changes: Any)
     """A worker's offer: 64 blocks of 16, 4 sequences at a time, a context of 512."""
     values: dict[str, Any] = {
         "pid": 1,
-        "host": "here",
         "endpoint": f"tcp://here/{worker_id}",
         "fingerprint": "model-1",
         "layout": LAYOUT,
         "num_blocks": 64,
         "max_model_len": 512,
         "max_num_seqs": 4,
-        "transports": ("loopback",),
     }
     return Register(worker_id=worker_id, incarnation=incarnation, role=role, **(values | changes))
 
@@ -78,7 +76,7 @@ def stats(**counters: float) -> WorkerStats:
     """An idle worker's counts."""
     return WorkerStats(
         free_blocks=64, owned_blocks=0, cached_blocks=0, quarantined_blocks=0, leased_blocks=0,
-        waiting=0, running=0, waiting_tokens=0, counters=counters,
+        waiting=0, running=0, waiting_tokens=7, counters=counters,
     )  # fmt: skip
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from support.coordinator_core import submission
 
-from twinpool.coordinator.lifecycle import ENDINGS, TABLE, Leg, LegKind, Move, Request, Resource
+from twinpool.coordinator.lifecycle import TABLE, Leg, LegKind, Move, Request, Resource
 from twinpool.coordinator.registry import Worker
 from twinpool.errors import InvariantViolation
 from twinpool.request import RequestKey, RequestState
@@ -64,7 +64,7 @@ def test_an_admitted_request_can_be_cancelled_timed_out_and_failed(state: Reques
 def test_the_moves_that_end_a_request_release_the_queue_slot_and_the_output_buffer(
     state: RequestState,
 ) -> None:
-    for move in ENDINGS & TABLE[state].moves.keys():
+    for move in OUTCOME.keys() & TABLE[state].moves.keys():
         kept = TABLE[TABLE[state].moves[move]].owns
         assert not kept & {Resource.QUEUE_SLOT, Resource.OUTPUT_BUFFER}
 

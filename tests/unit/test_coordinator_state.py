@@ -141,7 +141,7 @@ def test_preemption_resumes_with_the_tokens_so_far_in_the_prompt(driver: CoreDri
     job = prefill.job
     assert (job.attempt, job.num_emitted, job.num_prompt) == (2, 2, 10)
     assert job.token_ids[-2:] == (1000, 1001)
-    assert job.max_total_tokens == 15
+    assert job.sampling.max_tokens == 5
     # Words of the first attempt mean nothing any more.
     driver.token("D", 2, attempt=1)
     assert driver.tokens() == [1000, 1001]

@@ -95,6 +95,7 @@ def test_the_metrics_count_what_lives_and_waits() -> None:
     assert sample(exposition, "twinpool_admitted_prompt_tokens_total") == 30.0
     assert sample(exposition, 'twinpool_worker_attempts_held{role="decode",worker="D"}') == 1.0
     assert sample(exposition, 'twinpool_kv_blocks{role="decode",state="free",worker="D"}') == 64.0
+    assert sample(exposition, 'twinpool_worker_prompt_tokens_waiting{role="prefill",worker="P"}') == 7.0
     assert sample(exposition, 'twinpool_workers{role="decode"}') == 1.0
 
 
