@@ -12,7 +12,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from twinpool.config import Role
 from twinpool.worker.process import EXIT_CONFIG
@@ -20,6 +20,7 @@ from twinpool.worker.process import EXIT_CONFIG
 RESTARTS_ALLOWED = 5
 RESTART_WINDOW_S = 120.0
 FIRST_BACKOFF_S = 0.5
+LONGEST_BACKOFF_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +67,6 @@ class _Running:
     spec: WorkerSpec
     process: asyncio.subprocess.Process | None = None
     task: asyncio.Task[None] | None = None
-    starts: list[float] = field(default_factory=list)
 
 
 class Launcher:
@@ -74,6 +74,7 @@ class Launcher:
 
     `on_exit(worker_id, pid, reason)` is called at each end of a process. A worker that dies is started again with a
     growing pause, at most `RESTARTS_ALLOWED` times in `RESTART_WINDOW_S`; one that exits with `EXIT_CONFIG` is not.
+    A start that the system refuses (no memory, no file descriptor) counts like one that died.
     `on_given_up(worker_id, reason)` is called when it will not be started again.
     """
 
@@ -126,19 +127,27 @@ class Launcher:
     async def _keep_running(self, running: _Running) -> None:
         clock = asyncio.get_running_loop().time
         backoff_s = FIRST_BACKOFF_S
+        starts: list[float] = []
         while not self._stopping:
-            running.starts.append(clock())
-            process = await self._spawn(running.spec)
-            running.process = process
-            status = await process.wait()
-            reason = f"exit status {status}" if status >= 0 else f"killed by {signal.Signals(-status).name}"
-            self._on_exit(running.spec.worker_id, process.pid, reason)
-            recent = [t for t in running.starts if clock() - t < RESTART_WINDOW_S]
-            if not self._stopping and (status == EXIT_CONFIG or len(recent) > RESTARTS_ALLOWED):
+            starts.append(clock())
+            status, reason = await self._run_once(running)
+            starts = [t for t in starts if clock() - t < RESTART_WINDOW_S]
+            if not self._stopping and (status == EXIT_CONFIG or len(starts) > RESTARTS_ALLOWED):
                 self._on_given_up(running.spec.worker_id, reason)
                 return
-            backoff_s = FIRST_BACKOFF_S if len(recent) == 1 else min(backoff_s * 2, 10.0)
+            backoff_s = FIRST_BACKOFF_S if len(starts) <= 1 else min(backoff_s * 2, LONGEST_BACKOFF_S)
             await asyncio.sleep(backoff_s)
+
+    async def _run_once(self, running: _Running) -> tuple[int | None, str]:
+        """One process from its start to its end: its exit status (None: it could not be started), in words too."""
+        try:
+            process = running.process = await self._spawn(running.spec)
+        except OSError as exc:
+            return None, f"cannot be started: {exc}"
+        status = await process.wait()
+        reason = f"exit status {status}" if status >= 0 else f"killed by {signal.Signals(-status).name}"
+        self._on_exit(running.spec.worker_id, process.pid, reason)
+        return status, reason
 
     async def _spawn(self, spec: WorkerSpec) -> asyncio.subprocess.Process:
         command = [
