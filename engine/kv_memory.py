@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import psutil
-import torch
 
 from twinpool.config import EngineConfig
 from twinpool.errors import ConfigError
 from twinpool.layout import KVLayout
+
+if TYPE_CHECKING:
+    import torch
 
 _CGROUPS = Path("/sys/fs/cgroup")
 _LEFT_FREE = 0.95
@@ -60,10 +63,17 @@ def pool_size(
 
 
 def free_memory(device: torch.device) -> int:
-    """Bytes that are free on `device` now; on the host no more than the control group's limit leaves."""
-    if device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(device)
-        return int(free)
+    """Bytes that are free on `device` now."""
+    if device.type != "cuda":
+        return free_host_memory()
+    import torch
+
+    free, _ = torch.cuda.mem_get_info(device)
+    return int(free)
+
+
+def free_host_memory() -> int:
+    """Bytes of the host that this process can still get: no more than its control groups' limits leave."""
     available = int(psutil.virtual_memory().available)
     return min([available, *_cgroup_rooms(_own_cgroup())])
 

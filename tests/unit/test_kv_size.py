@@ -54,8 +54,10 @@ def test_a_model_directory_needs_no_weights(capsys: pytest.CaptureFixture[str], 
     ]
 
 
-def test_without_memory_it_is_half_of_what_is_free_here(capsys: pytest.CaptureFixture[str]) -> None:
-    assert printed(capsys, *EIGHT_B)[-1].startswith("in half of the free memory here (")
+def test_without_memory_it_is_what_serve_takes_of_what_is_free_here(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert printed(capsys, *EIGHT_B)[-1].startswith("in 25% of the free memory here (")
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from twinpool.layout import Dtype, KVLayout
 
 _SHAPE_FLAGS = ("layers", "kv_heads", "head_dim")
 _DEFAULT_CONTEXT = 4096
+_FRACTION = EngineConfig(model_dir="").kv_memory_fraction
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12,
           "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30, "ti": 1 << 40}  # fmt: skip
 
@@ -25,7 +26,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         epilog="example: twinpool kv-size --layers 32 --kv-heads 8 --head-dim 128 --memory 80GiB",
     )
     add = parser.add_argument
-    default_memory = "half of what is free here, as `serve` takes"
+    default_memory = f"{_FRACTION:.0%}% of what is free here, as the workers of `serve` take together"
     add("model", nargs="?", metavar="MODEL", help="id, directory or .gguf file (default: the built-in model)")
     add("--layers", type=int, metavar="N", help="instead of a MODEL: its layers")
     add("--kv-heads", type=int, metavar="N", help="instead of a MODEL: its key/value heads")
@@ -52,10 +53,10 @@ def run(args: argparse.Namespace) -> int:
     _check(args)
     name, layout, context = _model_shape(args) if _shape_flags(args) is None else _given_shape(args)
     if args.memory is None:
-        from twinpool.commands.machine import usable_memory_bytes
+        from twinpool.engine.kv_memory import free_host_memory
 
-        memory_bytes = int(usable_memory_bytes() * EngineConfig(model_dir="").kv_memory_fraction)
-        where = f"half of the free memory here ({binary(memory_bytes)})"
+        memory_bytes = int(free_host_memory() * _FRACTION)
+        where = f"{_FRACTION:.0%} of the free memory here ({binary(memory_bytes)})"
     else:
         memory_bytes, where = args.memory, binary(args.memory)
     print("\n".join(describe(name, layout, context, memory_bytes, where)))

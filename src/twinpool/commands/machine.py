@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import json
-import os
 import platform
 import shutil
 import subprocess
@@ -14,6 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
+
+from twinpool.coordinator.launch import usable_cores
+from twinpool.engine.kv_memory import free_host_memory
 
 _CHILD_TIMEOUT_S = 30.0
 _PACKAGES = ("torch", "transformers", "tokenizers", "numba", "triton", "ucxx-cu12", "ucxx-cu13", "ucxx")
@@ -62,25 +64,16 @@ def look() -> Machine:
         python=platform.python_version(),
         packages={name: version for name in _PACKAGES if (version := _version(name)) is not None},
         cpu=model,
-        usable_cores=len(os.sched_getaffinity(0))
-        if hasattr(os, "sched_getaffinity")
-        else os.cpu_count() or 1,
+        usable_cores=len(usable_cores()),
         native_bf16=bool(flags & {"avx512_bf16", "amx_bf16", "bf16"}),
         memory_bytes=psutil.virtual_memory().total,
-        usable_memory_bytes=usable_memory_bytes(),
+        usable_memory_bytes=free_host_memory(),
         memory_limit_bytes=_memory_limit(),
         shm_free_bytes=shutil.disk_usage(_SHM).free if _SHM.is_dir() else None,
         gpus=_gpus(),
         ucx_transports=ucx_transports,
         ucx_problem=ucx_problem,
     )
-
-
-def usable_memory_bytes() -> int:
-    """Memory that this process can still get: what is free, and what its control group leaves it."""
-    available = psutil.virtual_memory().available
-    limit, used = _memory_limit(), _memory_used()
-    return available if limit is None or used is None else max(0, min(available, limit - used))
 
 
 def _version(package: str) -> str | None:
@@ -104,14 +97,14 @@ def _cpu() -> tuple[set[str], str]:
     return flags, model
 
 
-def _cgroup_file(version_2: str, version_1: str) -> Path | None:
-    """The memory controller's file for this process, under either version of control groups."""
+def _memory_limit_file() -> Path | None:
+    """Where the limit of this process's control group stands, under either version of control groups."""
     groups = Path("/proc/self/cgroup")
     for line in groups.read_text(encoding="utf-8").splitlines() if groups.is_file() else ():
         _, controllers, group = line.split(":", 2)
-        root, name = Path("/sys/fs/cgroup"), version_2
+        root, name = Path("/sys/fs/cgroup"), "memory.max"
         if "memory" in controllers.split(","):
-            root, name = root / "memory", version_1
+            root, name = root / "memory", "memory.limit_in_bytes"
         elif controllers:
             continue
         # Inside a container the group's path is the host's and its files lie at the root.
@@ -122,16 +115,11 @@ def _cgroup_file(version_2: str, version_1: str) -> Path | None:
 
 
 def _memory_limit() -> int | None:
-    file = _cgroup_file("memory.max", "memory.limit_in_bytes")
+    file = _memory_limit_file()
     text = "max" if file is None else file.read_text(encoding="ascii").strip()
     limit = None if text == "max" else int(text)
     # Version 1 writes a huge number for "no limit".
     return None if limit is None or limit >= psutil.virtual_memory().total else limit
-
-
-def _memory_used() -> int | None:
-    file = _cgroup_file("memory.current", "memory.usage_in_bytes")
-    return None if file is None else int(file.read_text(encoding="ascii"))
 
 
 def _gpus() -> tuple[Gpu, ...]:
