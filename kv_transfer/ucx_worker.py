@@ -43,7 +43,9 @@ def _core() -> ModuleType:
         os.environ.setdefault("UCX_WARN_UNUSED_ENV_VARS", "n")
         import ucxx._lib.libucxx as core
     except (ImportError, OSError) as exc:
-        raise TransportUnavailable(f"ucxx cannot be loaded ({exc}); pip install 'twinpool[ucx]'") from exc
+        raise TransportUnavailable(
+            f"ucxx cannot be loaded ({exc}); pip install ucxx-cu12 libucx-cu12"
+        ) from exc
     return core  # type: ignore[no-any-return]
 
 

@@ -204,7 +204,7 @@ def _devices(machine: Machine) -> Finding:
 
 def _ucx(machine: Machine) -> Finding:
     if machine.ucx_problem is not None:
-        advice = "KV travels over shm and tcp; for RDMA and CUDA IPC: pip install 'twinpool[ucx]'"
+        advice = "KV travels over shm and tcp; for RDMA and CUDA IPC: pip install ucxx-cu12 libucx-cu12"
         return Finding("ucx", machine.ucx_problem, advice)
     words = f"transports {', '.join(machine.ucx_transports)}"
     if not any(name.startswith(_HARDWARE_TRANSPORTS) for name in machine.ucx_transports):
