@@ -24,9 +24,7 @@ from twinpool.messages import (
 from twinpool.metrics import CoordinatorMetric
 
 CANCEL_PATIENCE_LEASES = 4
-"""A worker that does not answer a Cancel for this many leases counts as lost: it holds blocks that nobody can
-use.
-"""
+"""A worker that does not answer a Cancel for so many leases counts as lost: it holds blocks nobody can use."""
 MAX_REMEMBERED_LOST = 1024
 
 

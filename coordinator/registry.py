@@ -1,6 +1,4 @@
-"""Who is in the pools: registration, links between prefill and decode workers, leases, and what each worker
-holds.
-"""
+"""Who is in the pools: the workers, the links between them, their leases, and what each of them holds."""
 
 from __future__ import annotations
 
@@ -89,9 +87,7 @@ class Registry:
         self._workers: dict[str, Worker] = {}
         self._links: dict[tuple[str, str], LinkReady | LinkFailed] = {}
         self.terms: Register | None = None
-        """The first worker that joined: all later ones must agree with it, for as long as the coordinator
-        lives.
-        """
+        """The first worker that joined: all later ones must agree with it, as long as the coordinator lives."""
 
     def __iter__(self) -> Iterator[Worker]:
         return iter(self._workers.values())

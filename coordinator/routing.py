@@ -25,9 +25,7 @@ MAX_RECORDED_CANDIDATES = 4
 
 
 def prefix_chain(token_ids: Sequence[int], cache_salt: str) -> tuple[int, ...]:
-    """Hashes of the first `MAX_CHUNKS` whole chunks of `CHUNK_TOKENS` tokens, each over all tokens up to its
-    end.
-    """
+    """Hashes of the first `MAX_CHUNKS` whole chunks of `CHUNK_TOKENS` tokens, each over all up to its end."""
     parent = xxhash.xxh3_64_intdigest(cache_salt.encode())
     chain = []
     for start in range(0, min(len(token_ids), MAX_CHUNKS * CHUNK_TOKENS) - CHUNK_TOKENS + 1, CHUNK_TOKENS):
@@ -38,9 +36,7 @@ def prefix_chain(token_ids: Sequence[int], cache_salt: str) -> tuple[int, ...]:
 
 
 class PrefixIndex:
-    """Which worker processes were last given which prefixes: a guess at their caches, bounded, oldest use
-    forgotten.
-    """
+    """Which worker processes were last given which prefixes: a bounded guess at their caches, oldest forgotten."""
 
     def __init__(self, max_chunks: int = MAX_INDEXED_CHUNKS) -> None:
         self._max_chunks = max_chunks

@@ -49,7 +49,7 @@ TICK_S = 0.05
 LATE_TICK_S = 0.5
 LEAVE_GRACE_S = 3.0
 
-logger = logging.getLogger("twinpool.coordinator")
+log = logging.getLogger(__name__)
 
 
 class Coordinator:
@@ -101,8 +101,7 @@ class Coordinator:
         return self._channel.endpoint
 
     async def drain_and_stop(self) -> None:
-        """Admits nothing more, lets running requests end for at most `drain_s`, then stops the workers and
-        itself.
+        """Admits nothing more, lets running requests end for at most `drain_s`, then stops the workers and itself.
 
         What is not complete by then ends with a timeout in its stream. Cancelling this skips the waits,
         nothing else. Calling it twice is fine.
@@ -112,11 +111,15 @@ class Coordinator:
         self._is_stopping = True
         try:
             self._handle(Drain())
-            await self._wait_until(lambda: self._core.num_live == 0, self._config.drain_s)
+            await self._wait_until(
+                "requests still run", lambda: self._core.num_live == 0, self._config.drain_s
+            )
         finally:
             self._handle(Shutdown())
             try:
-                await self._wait_until(lambda: len(self._core.registry) == 0, LEAVE_GRACE_S)
+                await self._wait_until(
+                    "workers have not said goodbye", lambda: len(self._core.registry) == 0, LEAVE_GRACE_S
+                )
             finally:
                 if self._ticker is not None:
                     self._ticker.cancel()
@@ -182,9 +185,7 @@ class Coordinator:
 
     @property
     def max_model_len(self) -> int:
-        """The longest sequence that every worker can hold, in tokens. Raises NoWorker before the first
-        joined.
-        """
+        """The longest sequence that every worker can hold, in tokens. Raises NoWorker before the first joined."""
         max_model_len = self._core.registry.max_model_len()
         if max_model_len is None:
             raise NoWorker("no worker has registered yet, so the context length is not known")
@@ -219,7 +220,7 @@ class Coordinator:
 
     def _violated(self, event: Event) -> None:
         self._own_counts[WorkerMetric.INVARIANT_VIOLATIONS] += 1
-        logger.exception("a bug in Twinpool, at %s", type(event).__name__)
+        log.exception("a bug in Twinpool, at %s", type(event).__name__)
 
     def _carry_out(self, command: Command) -> None:
         match command:
@@ -233,7 +234,7 @@ class Coordinator:
             case Refuse(request_id, error):
                 self._refusals[request_id] = error
             case Note(text, is_fault):
-                logger.log(logging.ERROR if is_fault else logging.INFO, "%s", text)
+                log.log(logging.ERROR if is_fault else logging.INFO, "%s", text)
 
     def _emit(self, request_id: str, output: Output) -> None:
         stream = self._streams.get(request_id)
@@ -256,7 +257,7 @@ class Coordinator:
 
     def _on_junk(self, identity: str, error: ProtocolError) -> None:
         self._own_counts[WorkerMetric.JUNK_MESSAGES] += 1
-        logger.warning("from %r: %s", identity, error)
+        log.warning("from %r: %s", identity, error)
 
     async def _tick(self) -> None:
         last, skipped = self.now(), False
@@ -269,11 +270,11 @@ class Coordinator:
                 self._handle(Tick())
             last = now
 
-    async def _wait_until(self, is_done: Callable[[], bool], timeout_s: float) -> None:
+    async def _wait_until(self, what_else: str, is_done: Callable[[], bool], timeout_s: float) -> None:
         try:
             async with asyncio.timeout(timeout_s):
                 while not is_done():
                     self._handled.clear()
                     await self._handled.wait()
         except TimeoutError:
-            logger.warning("not done after %g s", timeout_s)
+            log.warning("%s after %g s; going on without", what_else, timeout_s)

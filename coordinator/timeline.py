@@ -32,11 +32,9 @@ _STAGE_AFTER_FIRST_TOKEN = {
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One worker that the router looked at: its predicted cost (lower wins) and the prompt tokens it should
-    hold.
+    """One worker that the router looked at: its predicted cost (lower wins) and the prompt tokens it should hold.
 
-    The cost is in prompt tokens for a prefill or colocated worker and a share of the worker for a decode
-    worker.
+    The cost is in prompt tokens for a prefill or colocated worker, and a share of the worker for a decode worker.
     """
 
     worker_id: str

@@ -61,8 +61,8 @@ class Coordination(RuleBasedStateMachine):
         request_id = data.draw(st.sampled_from(sorted(self.wanted)))
         if self.driver.finish(request_id) is None:
             self.completed.add(request_id)
-            self.driver.complete(len(self.driver.tokens(request_id)), request_id)
-            self.pools.collect()
+        self.driver.complete(len(self.driver.tokens(request_id)), request_id)
+        self.pools.collect()
 
     @precondition(lambda self: any(p.tasks for p in self.pools.processes.values()))
     @rule(data=st.data(), reason=st.sampled_from(("preempted", "transfer", "deadline")))

@@ -28,6 +28,7 @@ from twinpool.messages import (
     PrefillReport,
     PushTo,
     Reserve,
+    StartAnew,
     StepTokens,
     Stop,
     Token,
@@ -192,7 +193,7 @@ class Pools:
     def act(self, what: str, name: str, key: RequestKey | None) -> None:
         """Lets one of `choices` happen."""
         process = self.processes[name]
-        if what == "read" and isinstance(process.inbox[0], Stop):
+        if what == "read" and isinstance(process.inbox[0], Stop | StartAnew):
             self.kill(name, len(process.outbox), is_noticed=True)
         elif what == "read":
             process.read()
