@@ -85,7 +85,7 @@ def _checked(path: Path, needs_weights: bool) -> Path:
         return path
     index = path / "model.safetensors.index.json"
     if index.is_file():
-        shards = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+        shards = indexed_files(index)
         if missing := sorted(shard for shard in shards if not (path / shard).is_file()):
             raise ModelError(
                 f"{path} lacks {len(missing)} of {len(shards)} weight files ({missing[0]}, …); "
@@ -97,6 +97,20 @@ def _checked(path: Path, needs_weights: bool) -> Path:
             "reading them can run code; save the model with save_pretrained, or use a revision that has them"
         )
     return path
+
+
+def indexed_files(index: Path) -> set[str]:
+    """The names of the files that a ``model.safetensors.index.json`` names.
+
+    Raises:
+        ModelError: it is no such index.
+    """
+    try:
+        return {str(shard) for shard in json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()}
+    except (ValueError, KeyError, TypeError, AttributeError, OSError) as exc:
+        raise ModelError(
+            f"{index} is no index of weight files ({type(exc).__name__}: {exc}); fetch the model again"
+        ) from exc
 
 
 def _from_gguf(path: Path, progress: Progress) -> Path:

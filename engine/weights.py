@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -14,6 +13,7 @@ import xxhash
 from safetensors import SafetensorError, safe_open
 
 from twinpool.engine.model_config import ModelConfig
+from twinpool.engine.model_files import indexed_files
 from twinpool.errors import ModelError
 
 _SAMPLE_BYTES = 1 << 20
@@ -27,7 +27,7 @@ def weight_files(directory: Path) -> list[Path]:
     """
     index = directory / "model.safetensors.index.json"
     if index.exists():
-        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+        names = sorted(indexed_files(index))
         files = [directory / name for name in names]
     else:
         files = sorted(directory.glob("*.safetensors"))

@@ -57,6 +57,14 @@ def test_a_missing_shard_is_named(tmp_path: Path) -> None:
         resolve(str(directory))
 
 
+@pytest.mark.parametrize("content", ["{", "[]", "{}", '{"weight_map": ["a"]}', "\x00"])
+def test_an_index_that_is_none_is_refused(tmp_path: Path, content: str) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model.safetensors.index.json").write_text(content)
+    with pytest.raises(ModelError, match="is no index of weight files"):
+        resolve(str(tmp_path))
+
+
 @pytest.mark.parametrize(
     ("model", "sentence"),
     [
