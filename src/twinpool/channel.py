@@ -106,9 +106,7 @@ class RouterChannel(Channel):
         try:
             self._socket.bind(bind)
         except zmq.ZMQError as exc:
-            self._closed = True
-            self._socket.close()
-            self._context.term()
+            self.close()
             raise ConfigError(
                 f"control address {bind!r} cannot be bound: {exc}; choose another or a free port"
             ) from exc
@@ -139,9 +137,7 @@ class DealerChannel(Channel):
         try:
             self._socket.connect(connect)
         except zmq.ZMQError as exc:
-            self._closed = True
-            self._socket.close()
-            self._context.term()
+            self.close()
             raise ConfigError(
                 f"{connect!r} is not an address to connect to ({exc}); like tcp://10.0.0.1:7000"
             ) from exc
