@@ -32,6 +32,7 @@ from twinpool.worker.core import (
     FinishPush,
     FromCoordinator,
     FromPeer,
+    LinkLost,
     PeerGone,
     PeerLinked,
     Push,
@@ -102,6 +103,8 @@ class PrefillCore:
                 self._push_stopped(fence)
             case PeerLinked(worker_id, incarnation, _):
                 self._links.add((worker_id, incarnation))
+            case LinkLost(worker_id, incarnation):
+                self._link_lost((worker_id, incarnation))
             case PeerGone(worker_id, incarnation):
                 self._peer_gone((worker_id, incarnation))
             case Tick():
@@ -258,6 +261,11 @@ class PrefillCore:
         job.num_acks_owed += 1
         if not job.ending:
             self._end(job, Dropped(job.key, "transfer", f"{peer[0]} revoked its grant"))
+
+    def _link_lost(self, peer: Peer) -> None:
+        self._links.discard(peer)
+        for job in [job for job in self._by_fence.values() if job.peer == peer and job.awaits_seal]:
+            self._fail(job, f"the link to {peer[0]} is lost")
 
     def _peer_gone(self, peer: Peer) -> None:
         self._links.discard(peer)

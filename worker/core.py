@@ -41,11 +41,21 @@ class FromPeer:
 @dataclass(frozen=True, slots=True)
 class PeerLinked:
     """KV can be pushed to this decode worker (prefill side: handshake and probe succeeded), or comes from this prefill
-    worker (decode side: welcomed). Before that, and after its `PeerGone`, grants with that process are refused."""
+    worker (decode side: probed). Before that, and after its `PeerGone`, grants with that process are refused. Comes
+    again when a link that was lost is back."""
 
     worker_id: str
     incarnation: str
     transport: str
+
+
+@dataclass(frozen=True, slots=True)
+class LinkLost:
+    """No KV can be pushed to this decode worker any more, which may live on: its messages still come. What was pushed
+    and not finished is lost. Until the next `PeerLinked`, its grants are refused."""
+
+    worker_id: str
+    incarnation: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +121,7 @@ class Tick:
 
 
 Event = (
-    FromCoordinator | FromPeer | PeerLinked | PeerGone | StepDone
+    FromCoordinator | FromPeer | PeerLinked | LinkLost | PeerGone | StepDone
     | PushFinished | PushFailed | PushStopped | Verified | ReceiveCancelled | Tick
 )  # fmt: skip
 

@@ -14,20 +14,15 @@ from twinpool.channel import DealerChannel
 from twinpool.config import LinkConfig, Role
 from twinpool.errors import (
     InvariantViolation,
-    LayoutMismatch,
     NotAMember,
     PeerLost,
     ProtocolError,
-    TransferError,
     WorkerDenied,
 )
-from twinpool.kv_transfer.connector import KVSender
 from twinpool.messages import (
     Denied,
     Heartbeat,
     Left,
-    LinkFailed,
-    LinkReady,
     Message,
     PeerInfo,
     Peers,
@@ -52,7 +47,9 @@ from twinpool.worker.core import (
     StepPlan,
     Tick,
 )
-from twinpool.worker.links import IncomingLinks, LinkSettings, LocalPool, OutgoingLink
+from twinpool.worker.incoming import IncomingLinks
+from twinpool.worker.links import LinkSettings, LocalPool
+from twinpool.worker.outgoing import OutgoingLinks
 from twinpool.worker.step_thread import Runner, StepThread
 from twinpool.worker.transfers import Transfers
 
@@ -86,29 +83,36 @@ class WorkerShell:
 
     def __init__(self, parts: WorkerParts) -> None:
         self._core = parts.core
-        self._pool = parts.pool
-        self._settings = parts.settings
         self._loop = asyncio.get_running_loop()
         self._ended: asyncio.Future[str] = self._loop.create_future()
         self._welcomed = False
         self._stepping = False
         self._tasks: set[asyncio.Task[None]] = set()
         self._peers: dict[tuple[str, str], PeerInfo] = {}
-        self._outgoing: dict[str, OutgoingLink] = {}
-        self._senders: dict[str, KVSender] = {}
-        self._probing = asyncio.Lock()
-        role = parts.register.role
         self._incoming: IncomingLinks | None = None
-        if role is Role.DECODE:
-            self._incoming = IncomingLinks(
-                parts.peer_bind, parts.pool, parts.settings, self._linked, self._from_peer, self._junk
-            )
-        self._opens_links = role is Role.PREFILL
+        self._outgoing: OutgoingLinks | None = None
+        self._num_dropped = 0
+        match parts.register.role:
+            case Role.DECODE:
+                self._incoming = IncomingLinks(
+                    parts.peer_bind,
+                    parts.pool,
+                    parts.settings,
+                    self._linked,
+                    self._from_peer,
+                    self._junk,
+                    self._spawn,
+                )
+            case Role.PREFILL:
+                self._outgoing = OutgoingLinks(
+                    parts.pool, parts.settings, self._handle, self._tell_coordinator, self._junk, self._spawn
+                )
         endpoint = self._incoming.endpoint if self._incoming else ""
         self._register = msgspec.structs.replace(parts.register, endpoint=endpoint)
-        self._steps = StepThread(parts.runner, parts.pool.region.layout.num_layers, self._senders)
+        senders = self._outgoing.senders if self._outgoing else {}
+        self._steps = StepThread(parts.runner, parts.pool.region.layout.num_layers, senders)
         self._transfers = Transfers(
-            parts.pool, self._steps, self._senders, self._incoming, self._handle, self._spawn
+            parts.pool, self._steps, senders, self._incoming, self._handle, self._spawn
         )
         self._coordinator = DealerChannel(
             parts.link.coordinator, parts.settings.end.writer, self._from_coordinator, self._junk
@@ -142,10 +146,8 @@ class WorkerShell:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await asyncio.to_thread(self._steps.close)
-        for link in self._outgoing.values():
-            await link.close()
-        if self._incoming is not None:
-            await self._incoming.close()
+        if (links := self._links) is not None:
+            await links.close()
         self._coordinator.close()
 
     def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
@@ -162,6 +164,12 @@ class WorkerShell:
     def _fail(self, exc: BaseException) -> None:
         if not self._ended.done():
             self._ended.set_exception(exc)
+        else:
+            log.error("while stopping", exc_info=exc)
+
+    @property
+    def _links(self) -> IncomingLinks | OutgoingLinks | None:
+        return self._incoming or self._outgoing
 
     # ── time ──────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -178,7 +186,14 @@ class WorkerShell:
     async def _beat(self, every_s: float) -> None:
         while True:
             await asyncio.sleep(every_s)
+            self._count_dropped()
             self._tell_coordinator(Heartbeat(self._core.stats()))
+
+    def _count_dropped(self) -> None:
+        if self._incoming is not None:
+            dropped = self._incoming.num_dropped
+            self._core.counters.add(WorkerMetric.STALE_FENCES, dropped - self._num_dropped)
+            self._num_dropped = dropped
 
     # ── the core ──────────────────────────────────────────────────────────────────────────────────────────
 
@@ -189,8 +204,9 @@ class WorkerShell:
             for command in self._core.handle(event, self._loop.time()):
                 self._carry_out(command)
             self._start_step()
-        except InvariantViolation as exc:
-            self._core.counters.add(WorkerMetric.INVARIANT_VIOLATIONS)
+        except Exception as exc:  # noqa: BLE001  # whatever it is, the core is half way and not to be trusted
+            if isinstance(exc, InvariantViolation):
+                self._core.counters.add(WorkerMetric.INVARIANT_VIOLATIONS)
             self._fail(exc)
 
     def _carry_out(self, command: Command) -> None:
@@ -250,10 +266,8 @@ class WorkerShell:
 
     def _tell_peer(self, worker_id: str, incarnation: str, message: Message) -> None:
         try:
-            if self._incoming is not None:
-                self._incoming.send(worker_id, incarnation, message)
-            elif (link := self._outgoing.get(worker_id)) and link.peer.incarnation == incarnation:
-                link.send(message)
+            if (links := self._links) is not None:
+                links.send(worker_id, incarnation, message)
         except PeerLost as exc:
             log.info("%s not told to %s: %s", type(message).__name__, worker_id, exc)
 
@@ -264,41 +278,13 @@ class WorkerShell:
 
     def _update_peers(self, peers: tuple[PeerInfo, ...]) -> None:
         current = {(peer.worker_id, peer.incarnation): peer for peer in peers}
-        gone = self._peers.keys() - current.keys()
+        gone = [peer for name, peer in self._peers.items() if name not in current]
         new = [peer for name, peer in current.items() if name not in self._peers]
         self._peers = current
-        for worker_id, incarnation in gone:
-            self._drop_link(worker_id, incarnation)
-            self._handle(PeerGone(worker_id, incarnation))
-        if self._opens_links:
+        for peer in gone:
+            if (links := self._links) is not None:
+                links.drop(peer)
+            self._handle(PeerGone(peer.worker_id, peer.incarnation))
+        if self._outgoing is not None:
             for peer in new:
-                self._spawn(self._open_link(peer))
-
-    def _drop_link(self, worker_id: str, incarnation: str) -> None:
-        if self._incoming is not None:
-            self._incoming.forget(worker_id, incarnation)
-        elif (link := self._outgoing.get(worker_id)) and link.peer.incarnation == incarnation:
-            del self._outgoing[worker_id]
-            self._senders.pop(worker_id, None)
-            self._spawn(link.close())
-
-    async def _open_link(self, peer: PeerInfo) -> None:
-        link = OutgoingLink(peer, self._pool, self._settings, self._from_peer, self._junk)
-        self._outgoing[peer.worker_id] = link
-        try:
-            result = await link.open(self._probing)
-        except (LayoutMismatch, TransferError) as exc:
-            log.error("no link to %s: %s", peer.worker_id, exc)
-            self._tell_coordinator(LinkFailed(peer.worker_id, peer.incarnation, str(exc)))
-            return
-        if self._outgoing.get(peer.worker_id) is not link:
-            return
-        self._senders[peer.worker_id] = link.sender
-        self._linked(peer.worker_id, peer.incarnation, link.sender.name)
-        log.info(
-            "KV to %s by %s: %.1f GB/s (probe of %d bytes)",
-            peer.worker_id, link.sender.name, result.gb_per_s, result.num_bytes,
-        )  # fmt: skip
-        self._tell_coordinator(
-            LinkReady(peer.worker_id, peer.incarnation, link.sender.name, result.gb_per_s, result.num_bytes)
-        )
+                self._outgoing.add(peer)

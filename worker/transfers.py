@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from typing import Any
+from collections.abc import Awaitable, Callable, Mapping
 
 from twinpool.errors import PeerLost, TransferError, TwinpoolError
 from twinpool.kv_transfer.connector import KVReceiver, KVSender
@@ -25,11 +24,11 @@ from twinpool.worker.core import (
     Verified,
     Verify,
 )
-from twinpool.worker.links import IncomingLinks, LocalPool
+from twinpool.worker.incoming import IncomingLinks
+from twinpool.worker.links import LocalPool, Spawn
 from twinpool.worker.step_thread import StepThread
 
 TransferCommand = Push | FinishPush | StopPush | PostReceive | CancelReceive | Verify
-Spawn = Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
 
 
 class Transfers:
@@ -53,7 +52,7 @@ class Transfers:
         self._incoming = incoming
         self._emit = emit
         self._spawn = spawn
-        self._pushes: dict[int, list[asyncio.Task[None]]] = {}
+        self._pushes: dict[int, set[asyncio.Task[None]]] = {}
         self._expected: dict[int, tuple[KVReceiver, tuple[int, ...]]] = {}
 
     def carry_out(self, command: TransferCommand) -> None:
@@ -80,13 +79,20 @@ class Transfers:
         except PeerLost as exc:
             self._spawn(self._push_failed(push.fence, exc))
         else:
-            self._pushes.setdefault(push.fence, []).append(self._spawn(self._await_push(push.fence, pushing)))
+            task = self._spawn(self._await_push(push.fence, pushing))
+            self._pushes.setdefault(push.fence, set()).add(task)
+            task.add_done_callback(lambda task: self._push_ended(push.fence, task))
 
     async def _await_push(self, fence: int, pushing: Awaitable[None]) -> None:
         try:
             await pushing
         except PeerLost as exc:
             await self._push_failed(fence, exc)
+
+    def _push_ended(self, fence: int, task: asyncio.Task[None]) -> None:
+        self._pushes[fence].discard(task)
+        if not self._pushes[fence]:
+            del self._pushes[fence]
 
     async def _push_failed(self, fence: int, exc: TransferError) -> None:
         self._emit(PushFailed(fence, str(exc)))
@@ -114,8 +120,8 @@ class Transfers:
         self._emit(PushStopped(fence))
 
     async def _pushes_done(self, fence: int) -> None:
-        for task in self._pushes.pop(fence, ()):
-            await task
+        if pushes := self._pushes.get(fence):
+            await asyncio.wait(pushes)
 
     # ── decode's side ─────────────────────────────────────────────────────────────────────────────────────
 

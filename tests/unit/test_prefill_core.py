@@ -31,6 +31,7 @@ from twinpool.worker.core import (
     FinishPush,
     FromCoordinator,
     FromPeer,
+    LinkLost,
     PeerGone,
     PeerLinked,
     Push,
@@ -305,6 +306,30 @@ def test_a_decode_worker_that_dies_costs_its_transfers_and_no_others(bench: Benc
     assert (dropped.key, dropped.reason) == (lost.key, "transfer")
     bench.handle(PushFinished(10, (1, 2), 1, 0.1))
     bench.handle(FromPeer("decode-1", "life-1", SealAck(kept.key, 10)))
+
+
+def test_a_lost_link_costs_what_was_not_finished_and_refuses_grants_until_it_is_back(bench: Bench) -> None:
+    sealed, pushing = job("sealed", 6), job("pushing", 6, first=50)
+    for work, fence in ((sealed, 9), (pushing, 10)):
+        bench.start(work)
+        bench.grant(work, fence)
+        bench.handle(done(bench.plan()))
+    bench.handle(PushFinished(9, (1, 2), 1, 0.1))
+    assert bench.handle(LinkLost(*DECODE)) == [StopPush(10, "decode-0")]
+    (dropped,) = messages(bench.handle(PushStopped(10)))
+    assert dropped == Dropped(pushing.key, "transfer", "the link to decode-0 is lost")
+
+    early, late = job("early", 6, first=80), job("late", 6, first=90)
+    bench.start(early)
+    (dropped,) = messages(bench.grant(early, 11))
+    assert isinstance(dropped, Dropped)
+    assert dropped.detail == "no link to decode-0/life-1"
+    bench.handle(PeerLinked(*DECODE, "memory"))
+    bench.start(late)
+    assert messages(bench.grant(late, 12)) == []
+    bench.tell(Cancel(late.key))
+    bench.handle(PushStopped(12))
+    bench.handle(FromPeer(*DECODE, SealAck(sealed.key, 9)))
 
 
 def test_a_grant_of_a_worker_that_is_gone_is_refused(bench: Bench) -> None:

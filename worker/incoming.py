@@ -1,0 +1,204 @@
+"""A decode worker's links from prefill workers: handshake, probe, and the messages that follow."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from twinpool.channel import RouterChannel
+from twinpool.config import TransportName
+from twinpool.errors import (
+    ConfigError,
+    LayoutMismatch,
+    PeerLost,
+    ProtocolError,
+    TransferError,
+    TransportUnavailable,
+)
+from twinpool.kv_transfer import probe, transports
+from twinpool.kv_transfer.connector import KVReceiver
+from twinpool.kv_transfer.plan import compatible
+from twinpool.messages import (
+    PROTOCOL_VERSION,
+    Message,
+    PeerDenied,
+    PeerHello,
+    PeerInfo,
+    PeerWelcome,
+    ProbeAck,
+    ProbeGrant,
+    ProbeRequest,
+    ProbeSeal,
+)
+from twinpool.worker.links import PROBE_LIMIT_S, LinkSettings, LocalPool, OnJunk, OnPeerMessage, Spawn
+
+log = logging.getLogger(__name__)
+
+OnLinked = Callable[[str, str, str], None]
+"""(worker id, incarnation, transport)"""
+
+
+@dataclass(slots=True)
+class _Writer:
+    """A prefill worker that said hello. While it is probed, `fence` is the probe's and `seal` is to be its seal."""
+
+    transport: TransportName
+    probe: asyncio.Task[None] | None = None
+    fence: int = 0
+    seal: asyncio.Future[ProbeSeal] = field(default_factory=asyncio.Future)
+
+    def cancel_probe(self) -> None:
+        """Ends the probe under way, if there is one."""
+        if self.probe is not None:
+            self.probe.cancel()
+
+
+class IncomingLinks:
+    """A decode worker's side: one socket for all prefill workers, one receiver per transport in use.
+
+    `on_linked(worker_id, incarnation, transport)` is called when a worker's probe has arrived, before the worker knows;
+    `on_message(worker_id, incarnation, message)` gets what is not of a handshake, from workers that shook hands only.
+    """
+
+    def __init__(
+        self,
+        bind: str,
+        pool: LocalPool,
+        settings: LinkSettings,
+        on_linked: OnLinked,
+        on_message: OnPeerMessage,
+        on_junk: OnJunk,
+        spawn: Spawn,
+    ) -> None:
+        self._pool = pool
+        self._settings = settings
+        self._on_linked = on_linked
+        self._on_message = on_message
+        self._on_junk = on_junk
+        self._writers: dict[str, _Writer] = {}
+        self._receivers: dict[TransportName, KVReceiver] = {}
+        self._next_probe_fence = probe.FIRST_PROBE_FENCE
+        self._probe_lock = asyncio.Lock()
+        self._spawn = spawn
+        self._channel = RouterChannel(bind, self._received, on_junk)
+
+    @property
+    def endpoint(self) -> str:
+        """Where prefill workers connect."""
+        return self._channel.endpoint
+
+    @property
+    def num_dropped(self) -> int:
+        """Pushes that were dropped because their fence was not expected. It only grows."""
+        return sum(receiver.num_dropped for receiver in self._receivers.values())
+
+    def receiver_of(self, writer: str) -> KVReceiver:
+        """The receiver that the worker `writer` (id/incarnation) pushes into. Raises PeerLost."""
+        try:
+            return self._receivers[self._writers[writer].transport]
+        except KeyError as exc:
+            raise PeerLost(f"no link from {writer}") from exc
+
+    def send(self, worker_id: str, incarnation: str, message: Message) -> None:
+        """Queues a message for a prefill worker. Raises PeerLost."""
+        self._channel.send(f"{worker_id}/{incarnation}", message)
+
+    def drop(self, peer: PeerInfo) -> None:
+        """That process is gone: nothing more of it is believed."""
+        if writer := self._writers.pop(f"{peer.worker_id}/{peer.incarnation}", None):
+            writer.cancel_probe()
+
+    async def close(self) -> None:
+        """Releases the socket and the receivers. Its owner has cancelled the tasks that it spawned for this."""
+        self._channel.close()
+        for receiver in self._receivers.values():
+            await receiver.close()
+
+    # ── messages ──────────────────────────────────────────────────────────────────────────────────────────
+
+    def _received(self, identity: str, message: Message) -> None:
+        if isinstance(message, PeerHello):
+            self._spawn(self._welcome(identity, message))
+            return
+        writer = self._writers.get(identity)
+        if writer is None:
+            self._on_junk(identity, ProtocolError(f"{type(message).__name__} before a hello"))
+        elif isinstance(message, ProbeRequest):
+            if writer.probe is None or writer.probe.done():
+                writer.probe = self._spawn(self._be_probed(identity, writer, message.num_blocks))
+        elif isinstance(message, ProbeSeal):
+            if message.fence == writer.fence and not writer.seal.done():
+                writer.seal.set_result(message)
+        else:
+            worker_id, _, incarnation = identity.rpartition("/")
+            self._on_message(worker_id, incarnation, message)
+
+    async def _welcome(self, identity: str, hello: PeerHello) -> None:
+        mine = self._settings
+        try:
+            self._check(identity, hello)
+            wanted = mine.wanted if hello.transport == TransportName.AUTO else hello.transport
+            name = transports.choose(wanted, mine.transports, hello.transports, hello.host == mine.host)
+            if name not in self._receivers:
+                self._receivers[name] = await transports.receiver(
+                    name, self._pool.region, mine.end, self._pool.shared
+                )
+        except (LayoutMismatch, TransportUnavailable, ProtocolError, ConfigError) as exc:
+            self._try_send(identity, PeerDenied(str(exc)))
+            return
+        if before := self._writers.get(identity):  # it opens its link again
+            before.cancel_probe()
+        self._writers[identity] = _Writer(name)
+        address = self._receivers[name].address()
+        self._try_send(identity, PeerWelcome(mine.end.worker_id, mine.end.incarnation, name, address))
+
+    def _check(self, identity: str, hello: PeerHello) -> None:
+        if identity != f"{hello.worker_id}/{hello.incarnation}":
+            raise ProtocolError(
+                f"a hello of {hello.worker_id}/{hello.incarnation} on the connection of {identity}"
+            )
+        if hello.protocol != PROTOCOL_VERSION:
+            raise ProtocolError(
+                f"protocol {hello.protocol} there, {PROTOCOL_VERSION} here; run one version of Twinpool"
+            )
+        if hello.fingerprint != self._pool.fingerprint:
+            raise LayoutMismatch(
+                f"{hello.worker_id} runs model {hello.fingerprint}, {self._settings.end.worker_id} runs "
+                f"{self._pool.fingerprint}; start both with the same model files"
+            )
+        compatible(self._pool.region.layout, hello.layout)
+
+    async def _be_probed(self, identity: str, writer: _Writer, num_blocks: int) -> None:
+        async with self._probe_lock:
+            receiver = self._receivers[writer.transport]
+            fence, self._next_probe_fence = self._next_probe_fence, self._next_probe_fence + 1
+            blocks = self._pool.probe_blocks[:num_blocks]
+            receiver.expect(fence, identity, blocks)
+            writer.fence, writer.seal = fence, asyncio.Future()
+            self._try_send(identity, ProbeGrant(fence, blocks))
+            error = ""
+            try:
+                async with asyncio.timeout(PROBE_LIMIT_S):
+                    seal = await writer.seal
+                    await probe.check_probe(
+                        receiver, self._pool.region, fence, blocks, seal.digests, PROBE_LIMIT_S
+                    )
+                receiver.forget(fence)
+            except TimeoutError:
+                error = f"the probe has not ended within {PROBE_LIMIT_S:.0f} s"
+            except TransferError as exc:
+                error = str(exc)
+            finally:
+                await receiver.cancel(fence)  # does nothing to a fence that is forgotten
+            if not error:
+                worker_id, _, incarnation = identity.rpartition("/")
+                self._on_linked(worker_id, incarnation, writer.transport)
+            self._try_send(identity, ProbeAck(fence, error))
+
+    def _try_send(self, identity: str, message: Message) -> None:
+        try:
+            self._channel.send(identity, message)
+        except PeerLost as exc:
+            log.info("no answer to %s: %s", identity, exc)
