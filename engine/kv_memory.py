@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import torch
 
 _CGROUPS = Path("/sys/fs/cgroup")
-_LEFT_FREE = 0.95
+MOST_OF_THE_REST = 0.95
 """Share of the memory beside the weights that KV may take at most: activations and the process need some."""
 
 
@@ -47,7 +47,7 @@ def pool_size(
         blocks, reason = config.num_blocks, f"--num-blocks {config.num_blocks}"
         remedy = f"raise --num-blocks to {needed} or more, or lower --max-model-len"
     else:
-        room = min(share * config.kv_memory_fraction, (share - weight_bytes) * _LEFT_FREE)
+        room = min(share * config.kv_memory_fraction, (share - weight_bytes) * MOST_OF_THE_REST)
         blocks = max(0, int(room) // layout.block_bytes)
         reason = (
             f"--kv-memory-fraction {config.kv_memory_fraction} of {_gib(free_bytes)} free, shared by "

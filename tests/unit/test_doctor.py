@@ -10,9 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from twinpool.commands import doctor
 from twinpool.commands.doctor import KNOWN_MODELS, examine, what_fits
 from twinpool.commands.machine import Gpu, Machine
-from twinpool.layout import Dtype
+from twinpool.config import EngineConfig
+from twinpool.engine.kv_memory import pool_size
+from twinpool.layout import Dtype, KVLayout
 
 GIB = 1 << 30
 PLAIN = Machine(
@@ -58,9 +61,38 @@ def test_what_fits_counts_program_weights_and_one_full_sequence() -> None:
     assert (eight.weight_bytes, eight.sequence_bytes) == (16_060_522_496, 16 * GIB)
     assert eight.worker_bytes == eight.weight_bytes + eight.sequence_bytes + GIB // 2
     assert eight.num_workers == 0
-    assert eight.context_tokens == (20 * GIB - GIB // 2 - 16_060_522_496) // (128 << 10)
+    room = 20 * GIB - GIB // 2 - 16_060_522_496
+    assert eight.context_tokens == room // (16 * 128 << 10) * 16, "whole blocks of 16 tokens"
     assert fits["SmolLM2-135M-Instruct", "float32"].num_workers > 2
     assert fits["Llama-3.1-70B", "bfloat16"].context_tokens == 0
+
+
+def test_settings_that_a_model_needs_are_named_and_enough() -> None:
+    """What the report tells to set is what the engine then accepts."""
+    machine = replace(PLAIN, usable_memory_bytes=40 * GIB)
+    models = {model.name: model for model in KNOWN_MODELS}
+    default = EngineConfig("model").kv_memory_fraction
+    for fit in what_fits(machine):
+        if fit.context_tokens < 1024:
+            continue
+        model, dtype = models[fit.model], Dtype(fit.dtype)
+        layout = KVLayout(model.num_layers, model.num_kv_heads, model.head_dim, 16, dtype)
+        length = model.max_positions if fit.num_workers else fit.context_tokens
+        config = EngineConfig(
+            "model",
+            kv_memory_fraction=max(default, fit.kv_memory_fraction),
+            workers_on_host=min(fit.num_workers, 2) or 1,
+        )
+        size = pool_size(config, layout, length, machine.usable_memory_bytes, fit.weight_bytes)
+        assert size.num_max_len_seqs >= 1
+    verdicts = {(fit.model, fit.dtype): doctor._verdict(fit) for fit in what_fits(machine)}
+    assert verdicts["SmolLM2-135M-Instruct", "bfloat16"].endswith("workers, split or colocated")
+    # Two workers take 2 × 4.375 of 40 GiB: less than the default; float32 takes twice as much.
+    assert verdicts["Qwen3-0.6B", "bfloat16"] == "6 workers, split or colocated"
+    assert verdicts["Qwen3-0.6B", "float32"] == "3 workers, split or colocated: --kv-memory-fraction 0.44"
+    assert verdicts["Llama-3.1-8B", "bfloat16"] == "one worker: --colocated 1 --kv-memory-fraction 0.40"
+    assert verdicts["Qwen3-14B", "bfloat16"] == "one worker: --colocated 1"
+    assert verdicts["Llama-3.1-70B", "bfloat16"] == "no"
 
 
 def test_each_gpu_holds_its_own_workers() -> None:

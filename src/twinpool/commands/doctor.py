@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from twinpool import __version__
 from twinpool.commands.kv_size import binary
+from twinpool.config import EngineConfig
 from twinpool.layout import Dtype, KVLayout
 
 if TYPE_CHECKING:
@@ -19,6 +21,8 @@ _MIN_SHM_BYTES = _GIB
 _PROGRAM_BYTES = _GIB // 2
 """What a worker takes before it loads weights: Python, torch, compiled kernels."""
 _MIN_CONTEXT = 1024
+_BLOCK_SIZE = EngineConfig(model_dir="").block_size
+_DEFAULT_FRACTION = EngineConfig(model_dir="").kv_memory_fraction
 _HARDWARE_TRANSPORTS = ("rc", "dc", "ud", "gga", "cuda_ipc")
 
 
@@ -48,7 +52,7 @@ class KnownModel:
 
     def sequence_bytes(self, dtype: Dtype) -> int:
         """KV bytes of one sequence of the maximum length."""
-        layout = KVLayout(self.num_layers, self.num_kv_heads, self.head_dim, 16, dtype)
+        layout = KVLayout(self.num_layers, self.num_kv_heads, self.head_dim, _BLOCK_SIZE, dtype)
         return layout.token_bytes * self.max_positions
 
 
@@ -67,7 +71,8 @@ KNOWN_MODELS = (
 class Fit:
     """Whether a model fits. `worker_bytes` are the program, the weights and the KV of one sequence of the
     maximum length; `num_workers` is how many such workers this machine holds at once (a split takes 2).
-    `context_tokens` is the longest sequence that a single worker can hold.
+    `context_tokens` is the longest sequence that a single worker can hold. `kv_memory_fraction` is the setting that
+    gives two workers (or the one that fits) so much KV.
     """
 
     model: str
@@ -77,6 +82,7 @@ class Fit:
     worker_bytes: int
     num_workers: int
     context_tokens: int
+    kv_memory_fraction: float
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
@@ -121,6 +127,8 @@ def examine(machine: Machine) -> list[Finding]:
 
 def what_fits(machine: Machine) -> list[Fit]:
     """How many workers of each known model fit, in bfloat16 and, without GPUs, in float32."""
+    from twinpool.engine.kv_memory import MOST_OF_THE_REST
+
     rooms = [gpu.free_bytes for gpu in machine.gpus] or [machine.usable_memory_bytes]
     dtypes = (Dtype.BFLOAT16,) if machine.gpus else (Dtype.BFLOAT16, Dtype.FLOAT32)
     fits = []
@@ -129,9 +137,15 @@ def what_fits(machine: Machine) -> list[Fit]:
             weights, sequence = model.weight_bytes(dtype), model.sequence_bytes(dtype)
             worker = _PROGRAM_BYTES + weights + sequence
             num_workers = sum(room // worker for room in rooms)
-            kv_room = max(0, max(rooms) - _PROGRAM_BYTES - weights)
-            context = min(model.max_positions, kv_room // (sequence // model.max_positions))
-            fits.append(Fit(model.name, dtype.value, weights, sequence, worker, num_workers, context))
+            rest = max(rooms) - weights
+            kv_room = max(0, min(rest - _PROGRAM_BYTES, int(rest * MOST_OF_THE_REST)))
+            num_blocks = kv_room // (sequence * _BLOCK_SIZE // model.max_positions)
+            context = min(model.max_positions, num_blocks * _BLOCK_SIZE)
+            wanted = 2 * sequence if num_workers > 1 else context * (sequence // model.max_positions)
+            fraction = math.ceil(100 * wanted / max(rooms)) / 100
+            fits.append(
+                Fit(model.name, dtype.value, weights, sequence, worker, num_workers, context, fraction)
+            )
     return fits
 
 
@@ -251,13 +265,15 @@ def _as_text(findings: list[Finding], fits: list[Fit]) -> list[str]:
 
 
 def _verdict(fit: Fit) -> str:
-    if fit.num_workers > 1:
-        return f"{fit.num_workers:,} workers, split or colocated"
-    if fit.num_workers == 1:
-        return "one worker: --colocated 1"
-    if fit.context_tokens >= _MIN_CONTEXT:
-        return f"one worker, with --max-model-len {fit.context_tokens} at most"
-    return "no"
+    if fit.num_workers == 0 and fit.context_tokens < _MIN_CONTEXT:
+        return "no"
+    settings = [] if fit.num_workers > 1 else ["--colocated 1"]
+    if fit.num_workers == 0:
+        settings.append(f"--max-model-len {fit.context_tokens}")
+    if fit.kv_memory_fraction > _DEFAULT_FRACTION:
+        settings.append(f"--kv-memory-fraction {fit.kv_memory_fraction:.2f}")
+    words = f"{fit.num_workers:,} workers, split or colocated" if fit.num_workers > 1 else "one worker"
+    return ": ".join([words, " ".join(settings)]) if settings else words
 
 
 def _as_json(
