@@ -11,6 +11,7 @@ from twinpool.layout import KVLayout
 from twinpool.messages import (
     Cancel,
     Dropped,
+    DropReason,
     Generate,
     Message,
     StepTokens,
@@ -82,7 +83,7 @@ class ColocatedCore:
         slices, preempted, _ = self._decode.plan(self._prefill.unstart_youngest)
         self.counters.add(WorkerMetric.PREEMPTIONS, len(preempted))
         for key in preempted:
-            self._tell(Dropped(key, "preempted", "an older sequence needed the room"))
+            self._tell(Dropped(key, DropReason.PREEMPTED, "an older sequence needed the room"))
         self._num_free_slots = self._max_num_seqs - len(self._decode) - self._prefill.num_started
         slices += self._prefill.plan(now, max(0, self._token_budget - len(slices)), self)
         if not slices:
@@ -134,7 +135,7 @@ class ColocatedCore:
             self.counters.add(WorkerMetric.JUNK_MESSAGES)
         elif reason := why_never_fits(job, self.pool):
             self.counters.add(WorkerMetric.REFUSED)
-            self._tell(Dropped(job.key, "refused", reason))
+            self._tell(Dropped(job.key, DropReason.REFUSED, reason))
         else:
             self._prefill.add(job, now)
 
@@ -144,7 +145,7 @@ class ColocatedCore:
             self._cancelled[key] = None
             return
         self._release(key)
-        self._tell(Dropped(key, "cancelled"))
+        self._tell(Dropped(key, DropReason.CANCELLED))
 
     def _release(self, key: RequestKey) -> None:
         if key in self._decode:
@@ -171,7 +172,7 @@ class ColocatedCore:
         if tokens:
             self._tell(StepTokens(tuple(tokens)))
         for key in self._cancelled:
-            self._tell(Dropped(key, "cancelled"))
+            self._tell(Dropped(key, DropReason.CANCELLED))
         self._cancelled.clear()
 
     def _computed(self, chunk: SequenceSlice, done: StepDone, now: float) -> list[Token]:

@@ -17,11 +17,10 @@ from twinpool.coordinator.service import Output
 from twinpool.coordinator.tally import Tally
 from twinpool.coordinator.timeline import FinishedTimelines
 from twinpool.errors import InvariantViolation, RequestError, RequestFailed
-from twinpool.messages import Cancel, Message
+from twinpool.messages import Cancel, DropReason, Message
 from twinpool.metrics import CoordinatorMetric, Timing
 from twinpool.request import FinishReason, RequestKey, RequestState
 
-PREEMPTED = "preempted"
 RUNNING = (RequestState.PREFILLING, RequestState.TRANSFERRING, RequestState.DECODING)
 
 
@@ -60,7 +59,7 @@ class Custody:
         request.timeline.attempts[-1].ended = f"{reason}: {detail}" if detail else reason
         self._tally.add(CoordinatorMetric.ATTEMPTS_LOST, reason)
         request.early.clear()
-        if reason == PREEMPTED:
+        if reason == DropReason.PREEMPTED:
             request.preempted_attempts.add(request.attempt)
         if request.starts_charged >= self._max_attempts:
             error = RequestFailed(
@@ -70,7 +69,7 @@ class Custody:
             self.end(request, Move.FAIL, FinishReason.ERROR, now, error=error)
             return
         self.move(request, Move.RESUME, now)
-        if reason != PREEMPTED or len(request.emitted) > request.num_emitted_at_start:
+        if reason != DropReason.PREEMPTED or len(request.emitted) > request.num_emitted_at_start:
             request.queued_at = now
         self._queue.push_front(request)
 

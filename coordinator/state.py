@@ -22,7 +22,7 @@ from __future__ import annotations
 from twinpool.config import CoordinatorConfig
 from twinpool.coordinator import events
 from twinpool.coordinator.admission import Admission, ServiceRate, WaitingQueue
-from twinpool.coordinator.custody import PREEMPTED, Custody
+from twinpool.coordinator.custody import Custody
 from twinpool.coordinator.events import Command, Emit, Event, Note, Refuse
 from twinpool.coordinator.lifecycle import Leg, LegKind, Move, Request
 from twinpool.coordinator.membership import Membership
@@ -40,6 +40,7 @@ from twinpool.errors import (
 )
 from twinpool.messages import (
     Dropped,
+    DropReason,
     Generate,
     Granted,
     HandoffReport,
@@ -54,7 +55,6 @@ from twinpool.messages import (
 from twinpool.metrics import CoordinatorMetric, Timing
 from twinpool.request import FinishReason, RequestKey, RequestState
 
-REFUSED = "refused"
 LOST = "worker lost"
 PROTOCOL = "protocol"
 PREEMPTION_PAUSE_S = 0.2
@@ -354,14 +354,14 @@ class CoordinatorCore:
             self.tally.add(CoordinatorMetric.STALE_MESSAGES)
             return
         was_cancelled = leg.cancelled_at is not None
-        if dropped.reason == PREEMPTED:
+        if dropped.reason == DropReason.PREEMPTED:
             worker.full_until = now + PREEMPTION_PAUSE_S
             # Also when another worker's word about the same attempt came first.
             leg.request.preempted_attempts.add(leg.key.attempt)
         self._custody.close(leg)
         if was_cancelled:
             self._custody.settle(leg.request, now)
-        elif dropped.reason == REFUSED:
+        elif dropped.reason == DropReason.REFUSED:
             error = RequestFailed(
                 f"worker {worker.worker_id} cannot run the request: {dropped.detail or 'refused'}"
             )

@@ -13,6 +13,7 @@ from twinpool.layout import KVLayout
 from twinpool.messages import (
     Cancel,
     Dropped,
+    DropReason,
     Message,
     Renew,
     Reserve,
@@ -109,7 +110,7 @@ class DecodeCore:
         slices, preempted, is_starved = self._scheduler.plan()
         self.counters.add(WorkerMetric.PREEMPTIONS, len(preempted))
         for key in preempted:
-            self._tell(Dropped(key, "preempted", "an older sequence needed the room"))
+            self._tell(Dropped(key, DropReason.PREEMPTED, "an older sequence needed the room"))
         if is_starved and not self.pool.num_quarantined:
             self._intake.preempt_youngest(now)
         if not slices:
@@ -162,11 +163,11 @@ class DecodeCore:
             self._cancelled[key] = None
             return
         if key in self._intake:
-            self._intake.drop(key, "cancelled", "", now)
+            self._intake.drop(key, DropReason.CANCELLED, "", now)
             return
         if key in self._scheduler:
             self._scheduler.leave(key)
-        self._tell(Dropped(key, "cancelled"))
+        self._tell(Dropped(key, DropReason.CANCELLED))
 
     def _from_peer(self, writer: Writer, message: Message, now: float) -> None:
         match message:
@@ -204,7 +205,7 @@ class DecodeCore:
         if tokens:
             self._tell(StepTokens(tuple(tokens)))
         for key in self._cancelled:
-            self._tell(Dropped(key, "cancelled"))
+            self._tell(Dropped(key, DropReason.CANCELLED))
         self._cancelled.clear()
 
     def _tell(self, message: Message) -> None:

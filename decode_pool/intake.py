@@ -23,7 +23,17 @@ from twinpool.engine.block_pool import BlockPool, BlockTable, PrefixChain
 from twinpool.errors import InvariantViolation
 from twinpool.kv_transfer.ledger import OwnershipLedger, Writer
 from twinpool.layout import KVLayout
-from twinpool.messages import Dropped, Granted, HandoffReport, Manifest, Message, Reserve, Revoke, SealAck
+from twinpool.messages import (
+    Dropped,
+    DropReason,
+    Granted,
+    HandoffReport,
+    Manifest,
+    Message,
+    Reserve,
+    Revoke,
+    SealAck,
+)
 from twinpool.metrics import Counters, WorkerMetric
 from twinpool.request import Job, RequestKey
 from twinpool.worker.core import (
@@ -130,16 +140,18 @@ class Intake:
         """Puts the job at the end of the line; or refuses it for good, or for now if the line is full."""
         job, writer = message.job, Writer(message.prefill_worker, message.prefill_incarnation)
         if (transport := self._links.get(writer)) is None:
-            self._tell(Dropped(job.key, "transfer", f"no link from {writer.worker_id}/{writer.incarnation}"))
+            self._tell(
+                Dropped(job.key, DropReason.TRANSFER, f"no link from {writer.worker_id}/{writer.incarnation}")
+            )
             return
         if (detail := why_never_fits(job, self._pool)) is not None:
             self._counters.add(WorkerMetric.REFUSED)
-            self._tell(Dropped(job.key, "refused", detail))
+            self._tell(Dropped(job.key, DropReason.REFUSED, detail))
             return
         if len(self._waiting) >= self._max_waiting:
             self._counters.add(WorkerMetric.PREEMPTIONS)
             detail = f"{len(self._waiting)} reservations wait for room already, as many as may"
-            self._tell(Dropped(job.key, "preempted", detail))
+            self._tell(Dropped(job.key, DropReason.PREEMPTED, detail))
             return
         chain = PrefixChain(self._pool.block_size, job.cache_salt)
         chain.extend(job.token_ids)
@@ -186,7 +198,7 @@ class Intake:
 
     # ── the ways out ──────────────────────────────────────────────────────────────────────────────────────
 
-    def drop(self, key: RequestKey, reason: str, detail: str, now: float) -> None:
+    def drop(self, key: RequestKey, reason: DropReason, detail: str, now: float) -> None:
         """Takes the job out, wherever it is here, and says so to the coordinator."""
         if (arrival := self._granted.get(key)) is not None:
             self._revoke(arrival, detail or reason, now)
@@ -198,7 +210,9 @@ class Intake:
         """The running sequences need room and have nothing left to give: the last grant is taken back."""
         if self._granted:
             self._counters.add(WorkerMetric.PREEMPTIONS)
-            self.drop(next(reversed(self._granted)), "preempted", "a running sequence needed the room", now)
+            self.drop(
+                next(reversed(self._granted)), DropReason.PREEMPTED, "a running sequence needed the room", now
+            )
 
     def expire(self, now: float) -> None:
         """Takes back the grants whose lease has run out."""
@@ -209,7 +223,7 @@ class Intake:
                 continue
             self._counters.add(WorkerMetric.EXPIRED)
             detail = f"{arrival.writer.worker_id} gave no sign of this transfer for {self._timeout_s} s"
-            self.drop(arrival.key, "deadline", detail, now)
+            self.drop(arrival.key, DropReason.DEADLINE, detail, now)
 
     def writer_gone(self, writer: Writer, now: float) -> None:
         """That process writes no more. What it has not sealed is lost."""
@@ -219,7 +233,7 @@ class Intake:
         for arrival in lost:
             if arrival.state is not IntakeState.VERIFYING:
                 self._counters.add(WorkerMetric.TRANSFER_FAILURES)
-                self.drop(arrival.key, "transfer", f"{writer.worker_id} is gone", now)
+                self.drop(arrival.key, DropReason.TRANSFER, f"{writer.worker_id} is gone", now)
 
     def writer_acknowledged(self, fence: int, writer: Writer) -> None:
         """The writer has stopped writing under a revoked fence."""
@@ -292,7 +306,7 @@ class Intake:
     def _reject(self, arrival: Arrival, error: str, now: float) -> None:
         self._counters.add(WorkerMetric.TRANSFER_FAILURES)
         self._send(arrival.writer, SealAck(arrival.key, arrival.fence, error))
-        self.drop(arrival.key, "transfer", error, now)
+        self.drop(arrival.key, DropReason.TRANSFER, error, now)
 
     def _revoke(self, arrival: Arrival, reason: str, now: float) -> None:
         fence, blocks, writer = arrival.fence, arrival.written_blocks, arrival.writer

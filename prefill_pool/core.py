@@ -10,6 +10,7 @@ from twinpool.layout import KVLayout
 from twinpool.messages import (
     Cancel,
     Dropped,
+    DropReason,
     Message,
     Prefill,
     PushTo,
@@ -178,7 +179,8 @@ class PrefillCore:
         self.counters.add(WorkerMetric.PREEMPTIONS)
         youngest = max(parked, key=lambda job: job.prompt.arrived_at)
         self._end(
-            youngest, Dropped(youngest.key, "preempted", "parked, and a granted prompt needed the room")
+            youngest,
+            Dropped(youngest.key, DropReason.PREEMPTED, "parked, and a granted prompt needed the room"),
         )
         return True
 
@@ -212,13 +214,13 @@ class PrefillCore:
         if needed > self.pool.num_blocks:
             self.counters.add(WorkerMetric.REFUSED)
             detail = f"the prompt needs {needed} KV blocks, the pool has {self.pool.num_blocks}"
-            self._tell(Dropped(job.key, "refused", detail))
+            self._tell(Dropped(job.key, DropReason.REFUSED, detail))
             return
         self._jobs[job.key] = Handoff(self._scheduler.add(job, now))
 
     def _cancel(self, key: RequestKey) -> None:
         self.counters.add(WorkerMetric.CANCELLED)
-        dropped = Dropped(key, "cancelled")
+        dropped = Dropped(key, DropReason.CANCELLED)
         if (job := self._jobs.get(key)) is None:
             self._tell(dropped)
         else:
@@ -260,7 +262,7 @@ class PrefillCore:
             return
         job.num_acks_owed += 1
         if not job.ending:
-            self._end(job, Dropped(job.key, "transfer", f"{peer[0]} revoked its grant"))
+            self._end(job, Dropped(job.key, DropReason.TRANSFER, f"{peer[0]} revoked its grant"))
 
     def _link_lost(self, peer: Peer) -> None:
         self._links.discard(peer)
@@ -366,7 +368,7 @@ class PrefillCore:
 
     def _fail(self, job: Handoff, detail: str) -> None:
         self.counters.add(WorkerMetric.TRANSFER_FAILURES)
-        self._end(job, Dropped(job.key, "transfer", detail))
+        self._end(job, Dropped(job.key, DropReason.TRANSFER, detail))
 
     def _end(self, job: Handoff, farewell: Dropped | None) -> None:
         """The job is over here. Its blocks and `farewell` go when nothing reads or writes them any more."""

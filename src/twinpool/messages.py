@@ -14,6 +14,7 @@ Who sends what::
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import Any
 
 import msgspec
@@ -234,20 +235,34 @@ class HandoffReport(Message, frozen=True, tag=True):
     num_blocks_cached: int
 
 
+class DropReason(StrEnum):
+    """Why a worker let an attempt go."""
+
+    CANCELLED = "cancelled"
+    """It was asked to."""
+    PREEMPTED = "preempted"
+    """Others need its room."""
+    TRANSFER = "transfer"
+    """Its KV was lost or corrupt."""
+    DEADLINE = "deadline"
+    """Its KV did not come in time."""
+    REFUSED = "refused"
+    """It can never fit."""
+
+
 class Dropped(Message, frozen=True, tag=True):
     """The worker no longer holds anything of this attempt and did not finish it.
 
-    `reason`: "cancelled" (asked to), "preempted" (others need its room), "transfer" (KV lost or corrupt),
-    "refused" (it can never fit), "deadline". `detail` is for people.
+    `detail` is for people.
     """
 
     key: RequestKey
-    reason: str
+    reason: DropReason
     detail: str = ""
 
 
 class Cancel(Message, frozen=True, tag=True):
-    """Stop this attempt and release all it holds. Answered by Dropped("cancelled"), also for an unknown key."""
+    """Stop this attempt and release all it holds. Answered by Dropped (CANCELLED), also for an unknown key."""
 
     key: RequestKey
 
