@@ -92,6 +92,7 @@ def print_timeline(timeline: dict[str, Any]) -> None:
 
 
 def main() -> None:
+    sys.stdout.reconfigure(line_buffering=True)  # keeps the order with the server's log when piped
     question = " ".join(sys.argv[1:]) or QUESTION
     port = free_port()
     command = [
