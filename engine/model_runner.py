@@ -23,6 +23,7 @@ from twinpool.layout import Dtype, KVLayout
 from twinpool.request import RequestKey, SamplingParams
 
 Allocate = Callable[[int], memoryview]
+"""Gives so many bytes: zeroed, writable, for as long as the runner lives."""
 _WARM_UP_TOKENS = 24
 _WARM_UP_CONTEXT = 64
 _WARM_UP_BLOCKS = 8
@@ -31,8 +32,9 @@ _WARM_UP_BLOCKS = 8
 class ModelRunner:
     """One worker's model and KV pool.
 
-    `memory` is the pool as bytes, `kv` the same memory as [block, layer, k|v, kv_head, slot, head_dim]. On a GPU the
-    pool is on the device and `memory` is empty. Steps run one at a time, on any thread.
+    `memory` is the pool as bytes, `kv` the same memory as [block, layer, k|v, kv_head, slot, head_dim]. Behind the
+    `num_blocks` that sequences may have lie `num_spare_blocks` for other uses. On a GPU the pool is on the device and
+    `memory` is empty. Steps run one at a time, on any thread.
     """
 
     def __init__(
@@ -45,6 +47,7 @@ class ModelRunner:
         self.layout = layout
         self.size = size
         self.num_blocks = size.num_blocks
+        self.num_spare_blocks = kv.shape[0] - size.num_blocks
         self.kv = kv
         self.memory = memory
         self.max_model_len = max_model_len
@@ -53,8 +56,10 @@ class ModelRunner:
         self.fingerprint = model_fingerprint
 
     @classmethod
-    def load(cls, config: EngineConfig, allocate: Allocate) -> ModelRunner:
+    def load(cls, config: EngineConfig, allocate: Allocate, spare_bytes: int = 0) -> ModelRunner:
         """Reads the model and lays out the pool in what `allocate(num_bytes)` gives: zeroed, writable memory.
+
+        As many spare blocks as `spare_bytes` hold, one at least unless it is 0, come on top of the pool's size.
 
         Raises:
             ModelError: the model cannot be read or run.
@@ -80,7 +85,8 @@ class ModelRunner:
             weight_bytes *= Linear.COPIES
         size = pool_size(config, layout, max_model_len, free_bytes, weight_bytes)
         model = _load_model(model_config, directory, max_model_len, layout, device)
-        kv, memory = _lay_out(layout, size.num_blocks, device, allocate)
+        num_spare = max(1, spare_bytes // layout.block_bytes) if spare_bytes else 0
+        kv, memory = _lay_out(layout, size.num_blocks + num_spare, device, allocate)
         name = fingerprint(model_config, directory)
         return cls(model, model_config, layout, size, kv, memory, max_model_len, name)
 
@@ -113,13 +119,14 @@ class ModelRunner:
 
         Writes to the first blocks: call it before the pool is used.
         """
-        length = min(_WARM_UP_TOKENS, self.max_model_len - 2)
+        length = max(1, min(_WARM_UP_TOKENS, self.max_model_len - 2))
         blocks = list(range(self.layout.num_blocks(length + 2)))
         key = RequestKey("warm-up", 0)
         for temperature, top_k in ((0.0, 0), (1.0, 0), (1.0, 2)):
             sampling = SamplingParams(max_tokens=1, seed=0, temperature=temperature, top_k=top_k)
             for token_ids, start in (([0] * length, 0), ([0], length), ([0] * 2, length)):
-                self.run(StepBatch((SequenceSlice(key, token_ids, start, blocks, sampling),)))
+                if start + len(token_ids) <= self.max_model_len:
+                    self.run(StepBatch((SequenceSlice(key, token_ids, start, blocks, sampling),)))
 
     def _forward(
         self, slices: Sequence[SequenceSlice], rows: np.ndarray[tuple[int], np.dtype[np.int64]],

@@ -16,9 +16,9 @@ import numpy as np
 from twinpool.errors import TransferError
 from twinpool.kv_transfer.connector import BlockRange, KVReceiver, KVRegion, KVSender
 from twinpool.kv_transfer.manifest import check_digests, digests
-from twinpool.layout import KVLayout
 
 PROBE_BYTES = 4 << 20
+"""What the blocks set aside for probes hold together, unless a single one is larger."""
 
 FIRST_PROBE_FENCE = 1 << 62
 """Fences from here on are for probes, which borrow blocks set aside for them; the ledger's stay far below."""
@@ -36,13 +36,6 @@ class ProbeResult:
     def gb_per_s(self) -> float:
         """The rate in 1e9 bytes per second."""
         return self.num_bytes / max(self.seconds, 1e-9) / 1e9
-
-
-def probe_blocks(layout: KVLayout, num_blocks: int) -> int:
-    """How many blocks to probe with: about `PROBE_BYTES`, at least one, at most a quarter of a pool of
-    `num_blocks`.
-    """
-    return max(1, min(PROBE_BYTES // layout.block_bytes, num_blocks // 4))
 
 
 async def send_probe(

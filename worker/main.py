@@ -18,7 +18,7 @@ import torch
 import uvloop
 
 from twinpool.config import Role, TransportName, WorkerConfig
-from twinpool.engine.model_runner import ModelRunner
+from twinpool.engine.model_runner import Allocate, ModelRunner
 from twinpool.errors import (
     ConfigError,
     InvariantViolation,
@@ -29,7 +29,7 @@ from twinpool.errors import (
 )
 from twinpool.kv_transfer import transports
 from twinpool.kv_transfer.connector import KVRegion, LocalEnd
-from twinpool.kv_transfer.probe import probe_blocks
+from twinpool.kv_transfer.probe import PROBE_BYTES
 from twinpool.kv_transfer.shm import SharedPool
 from twinpool.layout import KVLayout
 from twinpool.messages import Register
@@ -108,7 +108,7 @@ async def _run(config: WorkerConfig, make_core: CoreFactory) -> int:
         return memoryview(mmap.mmap(-1, num_bytes))
 
     try:
-        runner = await asyncio.to_thread(ModelRunner.load, config.engine, allocate)
+        runner = await asyncio.to_thread(load_runner, config, allocate)
         await asyncio.to_thread(runner.warm_up)
         if not asked_to_stop:
             shell = WorkerShell(worker_parts(config, make_core, runner, end, shared[0] if shared else None))
@@ -131,6 +131,16 @@ def _wants_shared_memory(config: WorkerConfig) -> bool:
     return missing is None
 
 
+def load_runner(config: WorkerConfig, allocate: Allocate) -> ModelRunner:
+    """The worker's model and pool; that of a worker with links has blocks for probes beside those for sequences.
+
+    Raises:
+        ModelError: the model cannot be read or run.
+        ConfigError: a setting does not fit the model or this machine.
+    """
+    return ModelRunner.load(config.engine, allocate, 0 if config.role is Role.COLOCATED else PROBE_BYTES)
+
+
 def worker_parts(
     config: WorkerConfig,
     make_core: CoreFactory,
@@ -138,21 +148,20 @@ def worker_parts(
     end: LocalEnd,
     shared: SharedPool | None,
 ) -> WorkerParts:
-    """The worker's parts around a loaded model, with a core and links of its role. `shared` is where its pool lies."""
-    is_split = config.role is not Role.COLOCATED
-    num_probe = probe_blocks(runner.layout, runner.num_blocks) if is_split else 0
-    num_blocks = runner.num_blocks - num_probe
-    _announce(config, runner, num_blocks)
+    """The worker's parts around what `load_runner` gave, with a core and links of its role. `shared` is where its pool
+    lies."""
+    num_in_all = runner.num_blocks + runner.num_spare_blocks
+    _announce(config, runner)
     usable = tuple(name for name, missing in transports.available().items() if missing is None)
     if shared is None and config.role is Role.DECODE:
         usable = tuple(name for name in usable if name is not TransportName.SHM)
     return WorkerParts(
-        core=make_core(num_blocks, runner.layout, runner.fingerprint, end.incarnation),
+        core=make_core(runner.num_blocks, runner.layout, runner.fingerprint, end.incarnation),
         runner=runner,
         pool=LocalPool(
-            region=KVRegion(runner.memory, runner.layout, runner.num_blocks),
+            region=KVRegion(runner.memory, runner.layout, num_in_all),
             shared=shared,
-            probe_blocks=tuple(range(num_blocks, runner.num_blocks)),
+            probe_blocks=tuple(range(runner.num_blocks, num_in_all)),
             fingerprint=runner.fingerprint,
         ),
         register=Register(
@@ -163,7 +172,7 @@ def worker_parts(
             endpoint="",
             fingerprint=runner.fingerprint,
             layout=runner.layout,
-            num_blocks=num_blocks,
+            num_blocks=runner.num_blocks,
             max_model_len=runner.max_model_len,
             max_num_seqs=config.scheduler.max_num_seqs,
         ),
@@ -175,15 +184,14 @@ def worker_parts(
     )
 
 
-def _announce(config: WorkerConfig, runner: ModelRunner, num_blocks: int) -> None:
-    layout = runner.layout
-    num_tokens = num_blocks * layout.block_size
+def _announce(config: WorkerConfig, runner: ModelRunner) -> None:
+    layout, size = runner.layout, runner.size
     log.info(
-        "%s, %d thread(s)%s; KV pool %.2f GiB: %d blocks of %d tokens = %d tokens, %.1f sequences of %d",
+        "%s, %d thread(s)%s; KV pool %.2f GiB: %d blocks of %d tokens = %d tokens, %d sequences of %d",
         runner.dtype, config.engine.threads,
         f" on core(s) {','.join(map(str, config.engine.cpu_cores))}" if config.engine.cpu_cores else "",
-        num_blocks * layout.block_bytes / 2**30, num_blocks, layout.block_size, num_tokens,
-        num_tokens / runner.max_model_len, runner.max_model_len,
+        size.num_blocks * layout.block_bytes / 2**30, size.num_blocks, layout.block_size, size.num_tokens,
+        size.num_max_len_seqs, runner.max_model_len,
     )  # fmt: skip
 
 

@@ -24,11 +24,10 @@ from twinpool.config import (
 from twinpool.coordinator.server import Coordinator
 from twinpool.coordinator.service import Submission
 from twinpool.decode_pool.core import DecodeCore
-from twinpool.engine.model_runner import ModelRunner
 from twinpool.kv_transfer.connector import LocalEnd
 from twinpool.prefill_pool.core import PrefillCore
 from twinpool.request import SamplingParams
-from twinpool.worker.main import CoreFactory, worker_parts
+from twinpool.worker.main import CoreFactory, load_runner, worker_parts
 from twinpool.worker.shell import WorkerShell
 
 NUM_TOKENS = 64
@@ -50,7 +49,7 @@ async def worker(role: Role, model_dir: Path, endpoint: str) -> AsyncIterator[Wo
         transfer=TransferConfig(transport=TransportName.LOOPBACK),
         strict=True,
     )
-    runner = ModelRunner.load(config.engine, lambda num_bytes: memoryview(bytearray(num_bytes)))
+    runner = load_runner(config, lambda num_bytes: memoryview(bytearray(num_bytes)))
     end = LocalEnd(config.link.worker_id, "life-1")
     shell = WorkerShell(worker_parts(config, CORES[role], runner, end, None))
     running = asyncio.create_task(shell.run())

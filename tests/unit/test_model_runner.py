@@ -126,8 +126,13 @@ def test_tokens_are_the_same_alone_and_among_others(runner: ModelRunner) -> None
     assert together == alone
 
 
-def test_warm_up_runs_even_when_the_context_is_tiny(model_dir: Path) -> None:
-    load_runner(model_dir, max_model_len=4).warm_up()
+@pytest.mark.parametrize("max_model_len", [1, 2, 4])
+def test_warm_up_runs_even_when_the_context_is_tiny(model_dir: Path, max_model_len: int) -> None:
+    """And stays within it: nothing is computed for positions that the model does not have."""
+    runner = load_runner(model_dir, max_model_len=max_model_len)
+    before = runner.kv[:, :, :, :, max_model_len:].clone()
+    runner.warm_up()
+    assert torch.equal(runner.kv[:, :, :, :, max_model_len:], before)
 
 
 def test_equal_models_have_equal_fingerprints_and_others_do_not(model_dir: Path, tmp_path: Path) -> None:

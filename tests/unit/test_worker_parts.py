@@ -1,0 +1,51 @@
+"""What a worker is made of: the blocks that the operator asked for are all for sequences."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from support.tiny_models import TINY, save_tiny_model
+
+from twinpool.config import EngineConfig, LinkConfig, Role, SchedulerConfig, TransferConfig, WorkerConfig
+from twinpool.kv_transfer.connector import LocalEnd
+from twinpool.kv_transfer.probe import PROBE_BYTES
+from twinpool.prefill_pool.core import PrefillCore
+from twinpool.worker.main import load_runner, worker_parts
+
+NUM_BLOCKS = 40
+SCHEDULER = SchedulerConfig()
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from transformers import LlamaConfig
+
+    directory = tmp_path_factory.mktemp("llama")
+    save_tiny_model(directory, LlamaConfig(**TINY))
+    return directory
+
+
+@pytest.mark.parametrize("role", Role)
+def test_num_blocks_are_all_for_sequences_and_probes_have_their_own(model_dir: Path, role: Role) -> None:
+    config = WorkerConfig(
+        role=role,
+        link=LinkConfig("tcp://127.0.0.1:1", "worker-0"),
+        engine=EngineConfig(str(model_dir), "float32", "cpu", num_blocks=NUM_BLOCKS),
+        scheduler=SCHEDULER,
+        transfer=TransferConfig(),
+    )
+    given: list[int] = []
+
+    def make_core(num_blocks: int, *about: object) -> PrefillCore:
+        given.append(num_blocks)
+        return PrefillCore(num_blocks, about[0], "model", SCHEDULER)  # type: ignore[arg-type]
+
+    runner = load_runner(config, lambda num_bytes: memoryview(bytearray(num_bytes)))
+    parts = worker_parts(config, make_core, runner, LocalEnd("worker-0", "a1"), None)
+    assert given == [NUM_BLOCKS]
+    assert parts.register.num_blocks == NUM_BLOCKS
+    num_probe = 0 if role is Role.COLOCATED else PROBE_BYTES // runner.layout.block_bytes
+    assert parts.pool.probe_blocks == tuple(range(NUM_BLOCKS, NUM_BLOCKS + num_probe))
+    assert parts.pool.region.num_blocks == NUM_BLOCKS + num_probe
+    assert len(parts.pool.region.memory) == parts.pool.region.num_blocks * runner.layout.block_bytes
