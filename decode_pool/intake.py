@@ -192,6 +192,7 @@ class Intake:
         if arrival is None or arrival.manifest is None:
             return None
         if event.error:
+            self._counters.add(WorkerMetric.DIGEST_MISMATCHES, event.num_mismatched)
             self._reject(arrival, event.error, now)
             return None
         return self._accept(arrival, arrival.manifest, event.wait_s)

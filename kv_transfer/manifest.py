@@ -37,7 +37,8 @@ def check_digests(region: KVRegion, block_ids: Sequence[int], wanted: Sequence[i
         i = wrong[0]
         raise DigestMismatch(
             f"{len(wrong)} of {len(found)} KV blocks differ from what was sent, first block {block_ids[i]}: "
-            f"digest {wanted[i]:016x} wanted, {found[i]:016x} found"
+            f"digest {wanted[i]:016x} wanted, {found[i]:016x} found",
+            num_blocks=len(wrong),
         )
 
 

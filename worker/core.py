@@ -101,11 +101,13 @@ class PushStopped:
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """All bytes of a sealed reservation are in place and equal their digests; or not: `error` says why."""
+    """All bytes of a sealed reservation are in place and equal their digests; or not: `error` says why, and in
+    `num_mismatched` blocks they arrived but differ."""
 
     fence: int
     wait_s: float
     error: str = ""
+    num_mismatched: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 
-from twinpool.errors import PeerLost, TransferError, TwinpoolError
+from twinpool.errors import DigestMismatch, PeerLost, TransferError, TwinpoolError
 from twinpool.kv_transfer.connector import KVReceiver, KVSender
 from twinpool.kv_transfer.manifest import digests, verify
 from twinpool.messages import Manifest
@@ -145,7 +145,7 @@ class Transfers:
         loop = asyncio.get_running_loop()
         started, fence = loop.time(), manifest.fence
         receiver, blocks = self._expected.get(fence, (None, ()))
-        error = ""
+        error, num_mismatched = "", 0
         try:
             if receiver is not None:
                 async with asyncio.timeout(timeout_s):
@@ -153,8 +153,10 @@ class Transfers:
             await asyncio.to_thread(verify, manifest, self._pool.region, self._pool.fingerprint, blocks)
         except TimeoutError:
             error = f"the sealed KV has not arrived within {timeout_s:.1f} s"
+        except DigestMismatch as exc:
+            error, num_mismatched = str(exc), exc.num_blocks
         except TwinpoolError as exc:
             error = str(exc)
         if not error and receiver is not None and self._expected.pop(fence, None) is not None:
             receiver.forget(fence)
-        self._emit(Verified(fence, loop.time() - started, error))
+        self._emit(Verified(fence, loop.time() - started, error, num_mismatched))

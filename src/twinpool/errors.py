@@ -144,7 +144,11 @@ class PeerLost(TransferError):
 
 
 class DigestMismatch(TransferError):
-    """Bytes arrived that are not the bytes that were sent."""
+    """Bytes arrived that are not the bytes that were sent, in `num_blocks` blocks."""
+
+    def __init__(self, message: str, *, num_blocks: int) -> None:
+        super().__init__(message)
+        self.num_blocks = num_blocks
 
 
 class InvariantViolation(TwinpoolError):

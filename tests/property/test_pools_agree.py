@@ -40,7 +40,7 @@ def worlds(draw: st.DrawFn, num_workers: dict[Role, int]) -> World:
         token_budget=draw(st.sampled_from([1, 3, 7, 64])),
         max_num_seqs=draw(st.sampled_from([1, 3, 8])),
         headroom_tokens=draw(st.sampled_from([0, 1, 6])),
-        max_parked_blocks=draw(st.sampled_from([None, 0, 8])),
+        max_parked_blocks=draw(st.sampled_from([None, 1, 8])),
         prefix_cache=draw(st.booleans()),
     )
     return World(

@@ -248,7 +248,8 @@ def test_corrupt_kv_is_refused_and_never_decoded(bench: Bench) -> None:
     work = job("a", 8)
     granted = bench.reserve(work)
     bench.seal(work, granted)
-    commands = bench.handle(Verified(granted.fence, 0.0, "block 3 differs"))
+    commands = bench.handle(Verified(granted.fence, 0.0, "block 3 differs", num_mismatched=1))
+    assert bench.core.counters[WorkerMetric.DIGEST_MISMATCHES] == 1
     assert bench.core.stats().quarantined_blocks == 2
     assert bench.core.next_step(0.0) is None
     ack, revoke, dropped = bench.revoked(granted.fence, commands)

@@ -13,6 +13,8 @@ from twinpool.errors import PeerLost
 from twinpool.kv_transfer.connector import BlockRange, KVRegion, LocalEnd
 from twinpool.kv_transfer.loopback import LoopbackReceiver, LoopbackSender
 from twinpool.layout import Dtype, KVLayout
+from twinpool.messages import Manifest
+from twinpool.request import RequestKey
 from twinpool.worker.core import (
     BlockPush,
     Event,
@@ -22,6 +24,8 @@ from twinpool.worker.core import (
     PushFinished,
     PushStopped,
     StopPush,
+    Verified,
+    Verify,
 )
 from twinpool.worker.links import LocalPool
 from twinpool.worker.step_thread import StepThread
@@ -124,4 +128,26 @@ async def test_a_push_without_a_link_fails() -> None:
     assert bench.events == [PushFailed(9, "no link to decode-7")]
     with pytest.raises(PeerLost):
         await bench._steps.push(stray)
+    await bench.close()
+
+
+async def test_blocks_that_arrive_changed_are_counted() -> None:
+    bench = Bench()
+    bench.transfers.carry_out(Push(PUSH))
+    bench.transfers.carry_out(FinishPush(9, "decode-0", PUSH.source_blocks))
+    await bench.settle()
+    (finished,) = bench.events
+    assert isinstance(finished, PushFinished)
+    bench.transfers._expected[9] = (bench.receiver, PUSH.target_blocks)
+    manifest = Manifest(
+        key=RequestKey("r", 1), fence=9, fingerprint="model", layout=LAYOUT, num_tokens=16,
+        block_ids=PUSH.target_blocks, digests=(finished.digests[0], finished.digests[1] ^ 1),
+        first_token=5, num_bytes=finished.num_bytes, transfer_s=finished.transfer_s,
+    )  # fmt: skip
+    bench.transfers.carry_out(Verify(manifest, timeout_s=10.0))
+    await bench.settle()
+    verified = bench.events[1]
+    assert isinstance(verified, Verified)
+    assert verified.num_mismatched == 1
+    assert "1 of 2 KV blocks differ" in verified.error
     await bench.close()
