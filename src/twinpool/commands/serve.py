@@ -124,13 +124,13 @@ def worker_specs(args: argparse.Namespace, plan: PoolPlan) -> list[WorkerSpec]:
     """The workers of this host: their cores, and the flags that `serve` hands on to them."""
     roles = plan.roles()
     runs = [()] * len(roles) if args.no_pin else share_cores(len(roles), usable_cores())
-    threads = args.threads or max(1, len(usable_cores()) // len(roles))
+    share = max(1, len(usable_cores()) // len(roles))
     return [
         WorkerSpec(
             worker_id=worker_id,
             role=role,
             cores=cores,
-            threads=args.threads or len(cores) or threads,
+            threads=args.threads or len(cores) or share,
             arguments=(f"--workers-on-host={len(roles)}", *forwarded(args, args.worker_actions)),
         )
         for (worker_id, role), cores in zip(roles, runs, strict=True)
