@@ -11,7 +11,7 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from twinpool.config import Role
@@ -105,9 +105,16 @@ class Launcher:
         if process is not None and process.pid == pid and process.returncode is None:
             process.kill()
 
-    async def stop(self, grace_s: float = 5.0) -> None:
-        """Waits `grace_s` for the workers to end (they were told to), then terminates, then kills what is left."""
+    async def stop(self, grace_s: float, told: Collection[str]) -> None:
+        """Waits `grace_s` for the workers that were told to end, then terminates, then kills what is left.
+
+        A worker that is not in `told` was not reached by the coordinator, as it still loads: it is terminated at once.
+        """
         self._stopping = True
+        for worker_id, running in self._running.items():
+            process = running.process
+            if worker_id not in told and process is not None and process.returncode is None:
+                process.terminate()
         processes = [r.process for r in self._running.values() if r.process and r.process.returncode is None]
         for signal_number, patience_s in ((None, grace_s), (signal.SIGTERM, 2.0), (signal.SIGKILL, 5.0)):
             alive = [p for p in processes if p.returncode is None]

@@ -125,6 +125,10 @@ class Coordinator:
                     self._ticker.cancel()
                 self._channel.close()
 
+    def members(self) -> frozenset[str]:
+        """The ids of the workers that have joined."""
+        return frozenset(worker.worker_id for worker in self._core.registry)
+
     def worker_exited(self, worker_id: str, pid: int, reason: str) -> None:
         """The launcher saw that process end: its requests go on elsewhere at once, not after its lease."""
         worker = self._core.registry.get(worker_id)

@@ -7,7 +7,7 @@ import logging
 import signal
 import sys
 import uuid
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 
@@ -62,6 +62,7 @@ class _Site:
         self._is_ready = False
         self._failure: TwinpoolError | None = None
         self._launcher: Launcher | None = None
+        self._told_to_stop: Collection[str] = ()
 
     async def run(self) -> int:
         """Starts everything, waits for the end, stops everything."""
@@ -70,9 +71,15 @@ class _Site:
         coordinator = Coordinator(self._config, tokenizer.eos_token_ids, end_process=self._end_process)
         name = self._config.served_model_name or self._model.name
         async with AsyncExitStack() as ending:  # in reverse order, each whatever became of the others
+            sweep("*")  # of servers that were killed with all their workers
             ending.callback(sweep, self._deployment)
             await coordinator.start()
-            launcher = Launcher(coordinator.endpoint, coordinator.worker_exited, self._on_given_up)
+
+            def on_exit(worker_id: str, pid: int, reason: str) -> None:
+                sweep(self._deployment)  # one that was killed left its pool behind
+                coordinator.worker_exited(worker_id, pid, reason)
+
+            launcher = Launcher(coordinator.endpoint, on_exit, self._on_given_up)
             self._launcher = launcher
             ending.push_async_callback(self._stop_workers, launcher)
             app = create_app(coordinator, tokenizer, name)
@@ -107,6 +114,7 @@ class _Site:
 
     async def _drain(self, coordinator: Coordinator) -> None:
         """Lets running requests end, unless a second signal says to hurry."""
+        self._told_to_stop = coordinator.members()
         draining = asyncio.create_task(coordinator.drain_and_stop())
         hurried = asyncio.create_task(self._hurry.wait())
         await asyncio.wait({draining, hurried}, return_when=asyncio.FIRST_COMPLETED)
@@ -117,7 +125,7 @@ class _Site:
             draining.cancel()
 
     async def _stop_workers(self, launcher: Launcher) -> None:
-        await launcher.stop(0.0 if self._hurry.is_set() else LEAVE_S)
+        await launcher.stop(0.0 if self._hurry.is_set() else LEAVE_S, self._told_to_stop)
 
     def _on_signal(self, name: str) -> None:
         if self._stop_asked.is_set():

@@ -94,7 +94,9 @@ class SharedPool:
 
 
 def sweep(deployment: str) -> list[str]:
-    """Removes the pools of this server whose owner is dead (killed, so it could not); returns their names."""
+    """Removes the pools of this server (``*``: of any) whose owner is dead: killed, so it could not. Returns their
+    names.
+    """
     removed: list[str] = []
     for path in sorted(_DIRECTORY.glob(f"{_PREFIX}.{deployment}.*")):
         try:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
 import pytest
-from support.server import Server, serving, wait_for
+from support.server import Server, server_environment, serving, wait_for
 
 pytestmark = pytest.mark.timeout(180)
 FIXED = ("--dtype", "float32")
@@ -51,6 +53,7 @@ def test_a_worker_killed_in_traffic(tmp_path: Path, victim: str) -> None:
         undisturbed = [stream(server, prompt, 60) for prompt in prompts]
         assert {end for _, end in undisturbed} == {"length"}
         pid = server.worker_pids()[victim]
+        pools = [path for path in Path("/dev/shm").glob(f"twinpool.*.{victim}.*") if _is_mapped_by(path, pid)]
         delivered = server.metric("twinpool_delivered_tokens_total")
         with ThreadPoolExecutor(8) as pool:
             running = [pool.submit(stream, server, prompt, 60) for prompt in prompts]
@@ -66,6 +69,7 @@ def test_a_worker_killed_in_traffic(tmp_path: Path, victim: str) -> None:
         assert sum(end == "length" for _, end in outcomes) >= 4, "the other pair of workers was disturbed"
         wait_for("the worker is started again", lambda: victim in server.worker_pids(), 30)
         wait_for("and joins", lambda: server.metric("twinpool_workers") == 4, 30)
+        assert not any(path.exists() for path in pools), "it left its pool in shared memory"
         assert stream(server, prompts[0], 60) == undisturbed[0]
         server.wait_until_empty()
 
@@ -87,6 +91,25 @@ def test_no_process_outlives_a_killed_coordinator(tmp_path: Path) -> None:
 
 def _is_mapped_by(path: Path, pid: int) -> bool:
     return str(path) in Path(f"/proc/{pid}/maps").read_text()
+
+
+def test_ctrl_c_while_the_workers_load_ends_at_once(tmp_path: Path) -> None:
+    """They cannot hear the coordinator yet, so nobody waits for their goodbye."""
+    log_path = tmp_path / "serve.log"
+    with log_path.open("wb") as log:
+        command = [sys.executable, "-m", "twinpool", "serve", "--port", "0", *FIXED]
+        process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=server_environment())
+        try:
+            server = Server(process, "", log_path)
+            wait_for("both workers are started", lambda: len(server.worker_pids()) == 2, 60)
+            workers = server.worker_pids()
+            process.send_signal(signal.SIGINT)
+            assert process.wait(4.5) == 0
+        finally:
+            process.kill()
+            process.wait()
+    assert not any(is_alive(pid) for pid in workers.values())
+    assert "Traceback" not in log_path.read_text()
 
 
 def test_sigterm_lets_running_streams_end_and_admits_no_new_ones(tmp_path: Path) -> None:

@@ -114,7 +114,7 @@ def serving(log_dir: Path, *arguments: str, environment: dict[str, str] | None =
             [sys.executable, "-m", "twinpool", "serve", *arguments, "--port", str(port)],
             stdout=log,
             stderr=subprocess.STDOUT,
-            env=os.environ | {"HF_HUB_OFFLINE": "1", "PYTHONPATH": _source_path()} | (environment or {}),
+            env=server_environment() | (environment or {}),
         )
     server = Server(process, f"http://127.0.0.1:{port}", log_path)
     try:
@@ -132,8 +132,10 @@ def _is_ready(server: Server) -> bool:
         return False
 
 
-def _source_path() -> str:
-    return str(Path(__file__).resolve().parents[2] / "src")
+def server_environment() -> dict[str, str]:
+    """The environment of a server under test: this checkout's sources, no network."""
+    source = str(Path(__file__).resolve().parents[2] / "src")
+    return os.environ | {"HF_HUB_OFFLINE": "1", "PYTHONPATH": source}
 
 
 def token_ids(choice: dict[str, object]) -> Sequence[int]:
