@@ -33,7 +33,7 @@ class Membership:
 
     `emit` takes commands in order; `lose` takes a worker that is gone, why, and `now`: it settles the
     worker's requests and calls `remove`. A process that counted as lost once never joins again: what it holds
-    is nobody's, so it is told to start anew.
+    is nobody's, so it is told to start anew, or to stop if its place is taken.
     """
 
     def __init__(
@@ -109,7 +109,9 @@ class Membership:
             self._emit(Send(worker.worker_id, worker.incarnation, Stop()))
 
     def _turn_away(self, worker_id: str, incarnation: str) -> None:
-        self._emit(Send(worker_id, incarnation, Stop() if self._is_stopping else StartAnew()))
+        # Not while another process has its name: the two would take turns in driving each other out.
+        may_return = not self._is_stopping and self.registry.get(worker_id) is None
+        self._emit(Send(worker_id, incarnation, StartAnew() if may_return else Stop()))
 
     def _register(self, worker_id: str, incarnation: str, offer: Register, now: float) -> None:
         if self._is_stopping or incarnation in self._lost:

@@ -138,6 +138,16 @@ def test_a_worker_of_an_earlier_coordinator_is_told_to_start_anew(driver: CoreDr
     assert driver.core.registry.get("decode-0") is not None
 
 
+def test_a_process_whose_name_another_has_taken_is_stopped_for_good(driver: CoreDriver) -> None:
+    driver.join("prefill-0", Role.PREFILL, "b")
+    driver.sent.clear()
+    driver.do(FromWorker("prefill-0", "prefill-0-a", Heartbeat(stats())))
+    assert driver.sent_to("prefill-0") == [Stop()]
+    worker = driver.core.registry.get("prefill-0")
+    assert worker is not None
+    assert worker.incarnation == "prefill-0-b"
+
+
 def test_a_server_that_stops_lets_nobody_start_anew(driver: CoreDriver) -> None:
     driver.do(Shutdown())
     driver.sent.clear()

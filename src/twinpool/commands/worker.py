@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import platform
 import sys
 from typing import TYPE_CHECKING
 
@@ -48,7 +49,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="directory with config.json and safetensors (`twinpool serve` prints the one it serves)",
     )
     parser.add_argument(
-        "--id", help="name of the worker, unique in its server (default: role and process id)"
+        "--id", help="name of the worker, unique in its server (default: role, host and process id)"
     )
     parser.add_argument("--threads", type=int, default=1, help="CPU threads of the model (default 1)")
     parser.add_argument("--cores", default="", help="CPU cores to stay on, like 0,1 (default: any)")
@@ -71,7 +72,8 @@ def run(args: argparse.Namespace) -> int:
     """Runs the worker until it is told to stop. One that was started by hand and lost its coordinator begins anew, as
     a process that holds nothing; one that `serve` started leaves that to `serve`.
     """
-    worker_id = args.id or f"{args.role}-{os.getpid()}"
+    # The host too: in containers the first process of each has the same number.
+    worker_id = args.id or f"{args.role}-{platform.node()}-{os.getpid()}"
     config = WorkerConfig(
         role=args.role,
         link=LinkConfig(coordinator=args.connect, worker_id=worker_id, lifeline_fd=args.lifeline_fd),
