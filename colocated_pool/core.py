@@ -168,6 +168,7 @@ class ColocatedCore:
                 tokens.append(self._decode.complete(chunk, done.output.token_ids[chunk.key]))
             else:
                 tokens += self._computed(chunk, done, now)
+        self.pool.check_count()
         self.counters.add(WorkerMetric.OUTPUT_TOKENS, len(tokens))
         if tokens:
             self._tell(StepTokens(tuple(tokens)))

@@ -62,7 +62,7 @@ class DecodeCore:
         self._max_num_seqs = config.max_num_seqs
         self.pool = BlockPool(num_blocks, layout.block_size, config.prefix_cache)
         self.counters = Counters()
-        self._ledger = OwnershipLedger(incarnation)
+        self._ledger = OwnershipLedger(incarnation, self.counters)
         self._commands: list[Command] = []
         self._intake = Intake(
             self.pool, self._ledger, layout, fingerprint, config, self.counters, self._commands
@@ -199,6 +199,7 @@ class DecodeCore:
                 self._scheduler.leave(chunk.key)
             else:
                 tokens.append(self._scheduler.complete(chunk, done.output.token_ids[chunk.key]))
+        self.pool.check_count()
         self.counters.add(WorkerMetric.DECODE_POOL_PROMPT_TOKENS, prompt_tokens)
         if prompt_tokens and self._strict:
             raise InvariantViolation(f"--strict: this decode worker computed {prompt_tokens} prompt tokens")

@@ -171,10 +171,9 @@ class Intake:
 
     def seal(self, writer: Writer, manifest: Manifest, now: float) -> Arrival | None:
         """All bytes are on their way. Returns the arrival if none had to come: then it is complete now."""
-        arrival = self._by_fence.get(manifest.fence)
-        if arrival is None or not self._ledger.sealed(manifest.fence, writer, now):
-            self._counters.add(WorkerMetric.STALE_FENCES)
+        if not self._ledger.sealed(manifest.fence, writer, now):
             return None
+        arrival = self._by_fence[manifest.fence]
         arrival.state = IntakeState.VERIFYING
         arrival.manifest = manifest
         if error := self._objection(arrival, manifest):

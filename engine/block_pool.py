@@ -228,6 +228,18 @@ class BlockPool:
             self._quarantined.remove(block)
             self._free.append(block)
 
+    def check_count(self) -> None:
+        """The part of `check` that costs nothing, for after every step.
+
+        Raises:
+            InvariantViolation: free, owned, cached and quarantined blocks do not add up to all.
+        """
+        counts = (self.num_free, self.num_owned, self.num_cached, self.num_quarantined)
+        if sum(counts) != self.num_blocks:
+            raise InvariantViolation(
+                f"of {self.num_blocks} blocks, {counts} are counted as free, owned, cached and quarantined"
+            )
+
     def check(self) -> None:
         """Counts everything again.
 

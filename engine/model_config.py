@@ -102,11 +102,6 @@ class ModelConfig:
                 f"{directory / 'config.json'} does not describe a decoder: {_sentence(exc)}"
             ) from exc
 
-    @property
-    def group_size(self) -> int:
-        """Query heads that share one key/value head."""
-        return self.num_heads // self.num_kv_heads
-
     def kv_layout(self, block_size: int, dtype: Dtype) -> KVLayout:
         """The KV blocks of this model: `block_size` token slots each, elements of `dtype`."""
         return KVLayout(self.num_layers, self.num_kv_heads, self.head_dim, block_size, dtype)

@@ -96,11 +96,6 @@ class Tokenizer:
         """
         return max(map(len, self.backend.get_vocab(with_added_tokens=True)))
 
-    @property
-    def has_chat_template(self) -> bool:
-        """Whether `apply_chat_template` can work."""
-        return self._chat_template is not None
-
     def apply_chat_template(
         self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True, **kwargs: Any
     ) -> str:

@@ -112,6 +112,11 @@ class KVReceiver(Protocol):
         """Pushes that were dropped because their fence was not expected. It only grows."""
         ...
 
+    @property
+    def num_junk(self) -> int:
+        """Connections that were closed because what came was not this transport's. It only grows."""
+        ...
+
     def address(self) -> bytes:
         """What a sender needs to connect; travels in PeerWelcome."""
         ...

@@ -88,6 +88,8 @@ class Intake:
 class TwoSidedReceiver:
     """The bookkeeping half of a `KVReceiver` that sees every write before it happens, and so can refuse it."""
 
+    num_junk = 0
+
     def __init__(self, region: KVRegion) -> None:
         self._region = region
         self._intake = Intake(region)

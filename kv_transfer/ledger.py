@@ -21,6 +21,7 @@ from hashlib import blake2b
 from typing import NamedTuple
 
 from twinpool.errors import InvariantViolation
+from twinpool.metrics import Counters, WorkerMetric
 from twinpool.request import RequestKey
 
 
@@ -109,18 +110,18 @@ class OwnershipLedger:
     anyway, since a transport's address belongs to one incarnation.
 
     Events that the network can delay or repeat (`sealed`, `writer_acknowledged`) and answers that may come
-    late (`accept`, `receive_cancelled`, `revoke`, `renew`) are counted in `num_stale` and otherwise ignored
+    late (`accept`, `receive_cancelled`, `revoke`, `renew`) are counted as STALE_FENCES and otherwise ignored
     when their reservation has ended or does not wait for them. What only a bug can cause raises
     InvariantViolation: a block reserved twice, a fence that this ledger never gave used by this process, an
     acceptance before the seal.
     """
 
-    def __init__(self, incarnation: str) -> None:
+    def __init__(self, incarnation: str, counters: Counters) -> None:
         self._first_fence = int.from_bytes(blake2b(incarnation.encode(), digest_size=4).digest(), "big") + 1
         self._next_fence = self._first_fence
         self._reservations: dict[int, Reservation] = {}
         self._fence_of_block: dict[int, int] = {}
-        self.num_stale = 0
+        self._counters = counters
 
     # ── a reservation that goes well ────────────────────────────────────────────────────────────────────────
 
@@ -163,7 +164,7 @@ class OwnershipLedger:
         """
         held = self._reservations.get(fence)
         if held is None or held.writer != writer or held.state is not ReservationState.OPEN:
-            self.num_stale += 1
+            self._counters.add(WorkerMetric.STALE_FENCES)
             return False
         self._move(held, LedgerEvent.SEAL, f"sealed at {now:.3f}")
         held.deadline = now + held.timeout_s
@@ -223,7 +224,7 @@ class OwnershipLedger:
         """
         held = self._reservations.get(fence)
         if held is None or held.writer != writer or held.state in _LIVE:
-            self.num_stale += 1
+            self._counters.add(WorkerMetric.STALE_FENCES)
             return ()
         return self._leave_quarantine(held, LedgerEvent.WRITER_STOPPED)
 
@@ -284,13 +285,13 @@ class OwnershipLedger:
                 f"fence {fence} was never given; given so far: {self._first_fence} to {self._next_fence - 1}"
             )
         if (held := self._reservations.get(fence)) is None:
-            self.num_stale += 1
+            self._counters.add(WorkerMetric.STALE_FENCES)
         return held
 
     def _live(self, fence: int) -> Reservation | None:
         held = self._known(fence)
         if held is not None and held.state not in _LIVE:
-            self.num_stale += 1
+            self._counters.add(WorkerMetric.STALE_FENCES)
             return None
         return held
 
@@ -302,7 +303,7 @@ class OwnershipLedger:
 
     def _leave_quarantine(self, held: Reservation, event: LedgerEvent) -> tuple[int, ...]:
         if (held.state, event) not in _MOVES:
-            self.num_stale += 1
+            self._counters.add(WorkerMetric.STALE_FENCES)
             return ()
         self._move(held, event, event.value)
         return self._end(held) if held.state is ReservationState.RELEASED else ()

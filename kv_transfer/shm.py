@@ -118,6 +118,7 @@ class ShmReceiver:
     name = "shm"
     num_dropped = 0
     """This end never sees a write, so it cannot drop one."""
+    num_junk = 0
 
     def __init__(self, region: KVRegion, shared: SharedPool | None) -> None:
         """`region` must lie in `shared` from its first byte on.

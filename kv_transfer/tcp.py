@@ -70,7 +70,6 @@ class TcpReceiver(TwoSidedReceiver):
         self._lock = threading.Lock()
         self._connections: dict[socket.socket, threading.Thread] = {}
         self._closed = False
-        self.num_junk = 0
         self._acceptor = threading.Thread(target=self._accept, name="kv-tcp-accept", daemon=True)
         self._acceptor.start()
 

@@ -32,6 +32,8 @@ class UcxReceiver:
     """Tag receives into the pool of this worker."""
 
     name = "ucx"
+    num_junk = 0
+    """UCX turns strangers away by itself."""
 
     def __init__(self, region: KVRegion, end: LocalEnd) -> None:
         """Raises TransportUnavailable if UCX cannot be used here, or the pool has over 16 million blocks."""

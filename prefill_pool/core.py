@@ -293,6 +293,7 @@ class PrefillCore:
             self._tell(StepTokens(tuple(tokens)))
         for job in jobs:
             self._advance(job)
+        self.pool.check_count()
 
     def _first_token(self, job: Handoff, token_id: int, now: float) -> Token:
         self.counters.add(WorkerMetric.OUTPUT_TOKENS)

@@ -94,6 +94,11 @@ class IncomingLinks:
         """Pushes that were dropped because their fence was not expected. It only grows."""
         return sum(receiver.num_dropped for receiver in self._receivers.values())
 
+    @property
+    def num_junk(self) -> int:
+        """Strangers on the KV sockets. It only grows."""
+        return sum(receiver.num_junk for receiver in self._receivers.values())
+
     def receiver_of(self, writer: str) -> KVReceiver:
         """The receiver that the worker `writer` (id/incarnation) pushes into. Raises PeerLost."""
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Coroutine
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -91,7 +92,7 @@ class WorkerShell:
         self._peers: dict[tuple[str, str], PeerInfo] = {}
         self._incoming: IncomingLinks | None = None
         self._outgoing: OutgoingLinks | None = None
-        self._num_dropped = 0
+        self._seen: Counter[WorkerMetric] = Counter()
         match parts.register.role:
             case Role.DECODE:
                 self._incoming = IncomingLinks(
@@ -186,14 +187,21 @@ class WorkerShell:
     async def _beat(self, every_s: float) -> None:
         while True:
             await asyncio.sleep(every_s)
-            self._count_dropped()
+            self._count_transports()
             self._tell_coordinator(Heartbeat(self._core.stats()))
 
-    def _count_dropped(self) -> None:
+    def _count_transports(self) -> None:
+        """Takes over what the receivers have counted, on threads of their own, since the last time."""
         if self._incoming is not None:
-            dropped = self._incoming.num_dropped
-            self._core.counters.add(WorkerMetric.STALE_FENCES, dropped - self._num_dropped)
-            self._num_dropped = dropped
+            now = Counter(
+                {
+                    WorkerMetric.STALE_FENCES: self._incoming.num_dropped,
+                    WorkerMetric.JUNK_MESSAGES: self._incoming.num_junk,
+                }
+            )
+            for metric, count in now.items():
+                self._core.counters.add(metric, count - self._seen[metric])
+            self._seen = now
 
     # ── the core ──────────────────────────────────────────────────────────────────────────────────────────
 

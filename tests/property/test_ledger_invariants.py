@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
 from twinpool.kv_transfer.ledger import OwnershipLedger, ReservationState, Writer
+from twinpool.metrics import Counters
 from twinpool.request import RequestKey
 
 NUM_BLOCKS = 12
@@ -26,7 +27,7 @@ class AnyOrderOfEvents(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.ledger = OwnershipLedger("incarnation")
+        self.ledger = OwnershipLedger("incarnation", Counters())
         self.now = 0.0
         self.free = set(range(NUM_BLOCKS))
         self.blocks: dict[int, frozenset[int]] = {}

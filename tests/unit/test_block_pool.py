@@ -202,6 +202,15 @@ def test_the_check_finds_a_block_that_was_lost() -> None:
         pool.check()
 
 
+def test_the_count_after_a_step_finds_a_block_that_is_in_two_places() -> None:
+    pool = BlockPool(4, SIZE)
+    table = reserve(pool, 2)
+    pool.check_count()
+    pool._free.append(table.block_ids[0])
+    with pytest.raises(InvariantViolation, match=r"of 4 blocks, \(3, 2, 0, 0\) are counted"):
+        pool.check_count()
+
+
 def test_hashes_are_the_same_in_every_process() -> None:
     program = (
         "from twinpool.engine.block_pool import PrefixChain\n"

@@ -9,6 +9,7 @@ import pytest
 
 from twinpool.errors import InvariantViolation
 from twinpool.kv_transfer.ledger import OwnershipLedger, ReservationState, Writer
+from twinpool.metrics import Counters, WorkerMetric
 from twinpool.request import RequestKey
 
 KEY = RequestKey("req-1", 0)
@@ -17,8 +18,13 @@ REBORN = Writer("prefill-0", "a2")
 
 
 @pytest.fixture
-def ledger() -> OwnershipLedger:
-    return OwnershipLedger("decode-0-first-life")
+def counters() -> Counters:
+    return Counters()
+
+
+@pytest.fixture
+def ledger(counters: Counters) -> OwnershipLedger:
+    return OwnershipLedger("decode-0-first-life", counters)
 
 
 def test_a_verified_reservation_hands_its_blocks_to_the_caller(ledger: OwnershipLedger) -> None:
@@ -60,7 +66,9 @@ def test_a_sealed_reservation_of_a_dead_writer_can_still_be_accepted(ledger: Own
     assert ledger.accept(fence) == (1,)
 
 
-def test_another_life_of_the_writer_can_neither_seal_nor_acknowledge(ledger: OwnershipLedger) -> None:
+def test_another_life_of_the_writer_can_neither_seal_nor_acknowledge(
+    ledger: OwnershipLedger, counters: Counters
+) -> None:
     fence = ledger.open(KEY, WRITER, [1], now=0.0, timeout_s=10.0)
     assert not ledger.sealed(fence, REBORN, now=1.0)
     assert ledger.writer_gone(REBORN).fences == ()
@@ -68,7 +76,7 @@ def test_another_life_of_the_writer_can_neither_seal_nor_acknowledge(ledger: Own
     ledger.receive_cancelled(fence)
     assert ledger.writer_acknowledged(fence, REBORN) == ()
     assert ledger.num_quarantined == 1
-    assert ledger.num_stale == 2
+    assert counters[WorkerMetric.STALE_FENCES] == 2
 
 
 def test_a_lease_runs_out_unless_it_is_renewed(ledger: OwnershipLedger) -> None:
@@ -82,7 +90,9 @@ def test_a_lease_runs_out_unless_it_is_renewed(ledger: OwnershipLedger) -> None:
     assert ledger.expired(113.0) == (fence,)
 
 
-def test_late_and_repeated_events_are_counted_and_change_nothing(ledger: OwnershipLedger) -> None:
+def test_late_and_repeated_events_are_counted_and_change_nothing(
+    ledger: OwnershipLedger, counters: Counters
+) -> None:
     fence = ledger.open(KEY, WRITER, [1], now=0.0, timeout_s=10.0)
     ledger.sealed(fence, WRITER, now=1.0)
     assert not ledger.sealed(fence, WRITER, now=1.0)
@@ -93,7 +103,7 @@ def test_late_and_repeated_events_are_counted_and_change_nothing(ledger: Ownersh
     assert ledger.receive_cancelled(fence) == ()
     assert ledger.writer_acknowledged(fence, WRITER) == ()
     assert not ledger.renew(fence, 2.0)
-    assert ledger.num_stale == 7
+    assert counters[WorkerMetric.STALE_FENCES] == 7
     ledger.check()
 
 
@@ -108,7 +118,7 @@ def test_a_verification_that_ends_after_the_revocation_gives_no_blocks(ledger: O
 def test_fences_grow_and_a_restarted_process_does_not_reuse_them(ledger: OwnershipLedger) -> None:
     fences = [ledger.open(KEY, WRITER, [block], 0.0, 1.0) for block in range(50)]
     assert fences == sorted(set(fences))
-    reborn = OwnershipLedger("decode-0-second-life")
+    reborn = OwnershipLedger("decode-0-second-life", Counters())
     assert reborn.open(KEY, WRITER, [0], 0.0, 1.0) not in fences
 
 

@@ -61,7 +61,7 @@ def test_old_and_new_spellings_of_rope_and_dtype_mean_the_same(tmp_path: Path) -
 
 def test_head_size_and_key_heads_have_their_usual_defaults(tmp_path: Path) -> None:
     config = read(tmp_path, num_key_value_heads=None)
-    assert (config.head_dim, config.num_kv_heads, config.group_size) == (128, 32, 1)
+    assert (config.head_dim, config.num_kv_heads, config.num_heads) == (128, 32, 32)
     assert read(tmp_path, head_dim=64).head_dim == 64
 
 

@@ -45,7 +45,6 @@ def test_a_broken_template_is_the_models_fault() -> None:
 
 
 def test_a_model_without_a_template_says_what_to_do() -> None:
-    assert not wordpiece().has_chat_template
     with pytest.raises(InvalidRequest, match="/v1/completions"):
         wordpiece().apply_chat_template(USER)
 

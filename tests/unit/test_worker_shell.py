@@ -1,0 +1,115 @@
+"""The worker's shell around a core that only says what the test wants."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from twinpool.config import LinkConfig, Role, TransportName
+from twinpool.engine.batch import StepBatch, StepOutput
+from twinpool.errors import InvariantViolation
+from twinpool.kv_transfer.connector import BlockRange, KVRegion, LocalEnd
+from twinpool.layout import Dtype, KVLayout
+from twinpool.messages import PeerInfo, Register, WorkerStats
+from twinpool.metrics import Counters, WorkerMetric
+from twinpool.worker.core import Command, Event, PeerLinked, StepPlan
+from twinpool.worker.links import LinkSettings, LocalPool
+from twinpool.worker.outgoing import OutgoingLinks
+from twinpool.worker.shell import WorkerParts, WorkerShell
+
+LAYOUT = KVLayout(num_layers=2, num_kv_heads=1, head_dim=8, block_size=8, dtype=Dtype.FLOAT32)
+NUM_BLOCKS = 4
+
+
+class Core:
+    """Keeps its events, and raises `error` at the first one."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.counters = Counters()
+        self.events: list[Event] = []
+        self._error = error
+
+    def handle(self, event: Event, now: float) -> list[Command]:  # noqa: ARG002
+        self.events.append(event)
+        if self._error is not None:
+            raise self._error
+        return []
+
+    def next_step(self, now: float) -> StepPlan | None:  # noqa: ARG002
+        return None
+
+    def stats(self) -> WorkerStats:
+        raise NotImplementedError
+
+    def check(self) -> None:
+        raise NotImplementedError
+
+
+class NoRunner:
+    """No model."""
+
+    def run(self, batch: StepBatch, on_layer_done: object = None) -> StepOutput:
+        raise NotImplementedError
+
+
+def shell_of(core: Core) -> WorkerShell:
+    """A decode worker whose coordinator never answers."""
+    return WorkerShell(
+        WorkerParts(
+            core=core,
+            runner=NoRunner(),
+            pool=pool(),
+            register=Register("decode-0", "b1", Role.DECODE, 1, "", "model", LAYOUT, NUM_BLOCKS, 8, 1),
+            link=LinkConfig("tcp://127.0.0.1:1", "decode-0"),
+            settings=settings("decode-0"),
+            peer_bind="tcp://127.0.0.1:*",
+        )
+    )
+
+
+def pool() -> LocalPool:
+    memory = memoryview(bytearray(NUM_BLOCKS * LAYOUT.block_bytes))
+    return LocalPool(KVRegion(memory, LAYOUT, NUM_BLOCKS), None, (NUM_BLOCKS - 1,), "model")
+
+
+def settings(worker_id: str) -> LinkSettings:
+    loopback = TransportName.LOOPBACK
+    return LinkSettings(LocalEnd(worker_id, "b1"), "host", loopback, (loopback,))
+
+
+@pytest.mark.parametrize("error", [InvariantViolation("two owners"), KeyError("a bug of another kind")])
+async def test_whatever_a_core_raises_ends_the_worker(error: Exception) -> None:
+    core = Core(error)
+    async with asyncio.timeout(10):
+        with pytest.raises(type(error)):
+            await shell_of(core).run()
+    assert len(core.events) == 1
+    assert core.counters[WorkerMetric.INVARIANT_VIOLATIONS] == isinstance(error, InvariantViolation)
+
+
+async def test_what_a_transport_drops_is_counted_once_as_a_stale_fence() -> None:
+    core = Core()
+    shell = shell_of(core)
+    running = asyncio.create_task(shell.run())
+    linked: asyncio.Queue[Event] = asyncio.Queue()
+    tasks: list[asyncio.Task[None]] = []
+
+    def spawn(coroutine: object) -> asyncio.Task[None]:
+        tasks.append(asyncio.create_task(coroutine))  # type: ignore[arg-type]
+        return tasks[-1]
+
+    links = OutgoingLinks(
+        pool(), settings("prefill-0"), linked.put_nowait, lambda _: None, lambda *_: None, spawn
+    )
+    links.add(PeerInfo("decode-0", "b1", Role.DECODE, shell._register.endpoint))
+    async with asyncio.timeout(10):
+        assert isinstance(await linked.get(), PeerLinked)
+    links.senders["decode-0"].push(7, BlockRange([0], [1], 0, LAYOUT.num_layers))
+    for _ in range(2):
+        shell._count_transports()
+        assert core.counters[WorkerMetric.STALE_FENCES] == 1
+        assert core.counters[WorkerMetric.JUNK_MESSAGES] == 0
+    await links.close()
+    shell.stop("the test is over")
+    assert await running == "the test is over"
