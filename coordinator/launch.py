@@ -13,6 +13,7 @@ import signal
 import sys
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from twinpool.config import Role
 from twinpool.worker.process import EXIT_CONFIG
@@ -97,6 +98,12 @@ class Launcher:
             running = _Running(spec)
             self._running[spec.worker_id] = running
             running.task = asyncio.create_task(self._keep_running(running), name=f"launch {spec.worker_id}")
+            running.task.add_done_callback(partial(self._ended, spec.worker_id))
+
+    def _ended(self, worker_id: str, task: asyncio.Task[None]) -> None:
+        """If `task` has failed, nobody starts that worker again: at least it is said."""
+        if not task.cancelled() and (exc := task.exception()) is not None:
+            self._on_given_up(worker_id, f"its launcher failed: {exc!r}")
 
     def kill(self, worker_id: str, pid: int) -> None:
         """Ends that process at once, whatever it does (frozen ones too), if this launcher started it and it runs."""

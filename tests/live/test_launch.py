@@ -46,7 +46,7 @@ async def outcome(status: int | None) -> tuple[Scripted, str]:
         async with asyncio.timeout(DEADLINE_S):
             return launcher, await launcher.given_up
     finally:
-        await launcher.stop()
+        await launcher.stop(0.0, told=())
 
 
 @pytest.fixture(autouse=True)
@@ -70,6 +70,15 @@ async def test_a_worker_that_the_system_cannot_start_is_given_up_with_the_reason
     launcher, reason = await outcome(None)
     assert reason == "cannot be started: [Errno 24] Too many open files"
     assert (launcher.num_starts, launcher.exits) == (1 + RESTARTS_ALLOWED, [])
+
+
+async def test_a_launcher_that_fails_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError("no room for a report")
+
+    monkeypatch.setattr(Scripted, "_exited", broken)
+    _, reason = await outcome(EXIT_FAILED)
+    assert reason == "its launcher failed: RuntimeError('no room for a report')"
 
 
 @pytest.mark.parametrize(
