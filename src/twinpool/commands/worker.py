@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import platform
+import re
 import sys
 from typing import TYPE_CHECKING
 
@@ -72,8 +73,7 @@ def run(args: argparse.Namespace) -> int:
     """Runs the worker until it is told to stop. One that was started by hand and lost its coordinator begins anew, as
     a process that holds nothing; one that `serve` started leaves that to `serve`.
     """
-    # The host too: in containers the first process of each has the same number.
-    worker_id = args.id or f"{args.role}-{platform.node()}-{os.getpid()}"
+    worker_id = args.id or default_id(args.role, platform.node(), os.getpid())
     config = WorkerConfig(
         role=args.role,
         link=LinkConfig(coordinator=args.connect, worker_id=worker_id, lifeline_fd=args.lifeline_fd),
@@ -92,6 +92,14 @@ def run(args: argparse.Namespace) -> int:
     if status == EXIT_START_ANEW and args.lifeline_fd is None:
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
     return status
+
+
+def default_id(role: Role, host: str, pid: int) -> str:
+    """A name that no other worker has: of the host too, because in containers all first processes have one number.
+
+    Shared-memory files are named after workers, so nothing is in it but letters, digits, - and _.
+    """
+    return f"{role}-{re.sub(r'[^A-Za-z0-9_]', '-', host)}-{pid}"
 
 
 def _core_factory(config: WorkerConfig) -> CoreFactory:
