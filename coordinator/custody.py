@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from twinpool.config import CoordinatorConfig
 from twinpool.coordinator.admission import WaitingQueue
-from twinpool.coordinator.events import Command, Emit, Send
+from twinpool.coordinator.events import Command, Emit, Note, Send
 from twinpool.coordinator.lifecycle import Leg, LegKind, Move, Request, Resource
 from twinpool.coordinator.registry import Registry, Worker
 from twinpool.coordinator.service import Output
@@ -124,6 +124,15 @@ class Custody:
             del self.requests[request.request_id]
             self._tally.add(CoordinatorMetric.REQUESTS, request.state)
             self.finished.add(request.timeline)
+
+    def fault(self, text: str) -> None:
+        """A worker sent what it must not: counted and logged."""
+        self._tally.add(CoordinatorMetric.PROTOCOL_FAULTS)
+        self.note_fault(text)
+
+    def note_fault(self, text: str) -> None:
+        """Logs what should not have happened."""
+        self._emit(Note(text, is_fault=True))
 
     def check(self) -> None:
         """Recounts who holds what.

@@ -23,12 +23,13 @@ from twinpool.config import CoordinatorConfig
 from twinpool.coordinator import events
 from twinpool.coordinator.admission import Admission, ServiceRate, WaitingQueue
 from twinpool.coordinator.custody import Custody
-from twinpool.coordinator.events import Command, Emit, Event, Note, Refuse
+from twinpool.coordinator.delivery import Delivery
+from twinpool.coordinator.events import Command, Event, Refuse
 from twinpool.coordinator.lifecycle import Leg, LegKind, Move, Request
 from twinpool.coordinator.membership import Membership
 from twinpool.coordinator.registry import Worker
 from twinpool.coordinator.routing import Route, Router, prefix_chain
-from twinpool.coordinator.service import Output, Submission
+from twinpool.coordinator.service import Submission
 from twinpool.coordinator.tally import Tally
 from twinpool.coordinator.timeline import Attempt, Timeline
 from twinpool.errors import (
@@ -50,13 +51,11 @@ from twinpool.messages import (
     PushTo,
     Reserve,
     StepTokens,
-    Token,
 )
 from twinpool.metrics import CoordinatorMetric, Timing
 from twinpool.request import FinishReason, RequestKey, RequestState
 
 LOST = "worker lost"
-PROTOCOL = "protocol"
 PREEMPTION_PAUSE_S = 0.2
 """A worker that had to preempt gets nothing new for so long: it has no room, and would only preempt again."""
 
@@ -74,11 +73,11 @@ class CoordinatorCore:
         self._commands: list[Command] = []
         self._rate = ServiceRate()
         self.tally = Tally()
-        self._itl = self.tally.timings[Timing.ITL]
         self.queue = WaitingQueue()
         self.membership = Membership(config, self.tally, self._commands.append, self._lose)
         self.registry = self.membership.registry
         self._custody = Custody(config, self.queue, self.registry, self.tally, self._commands.append)
+        self._delivery = Delivery(self._custody, self.tally, self._commands.append)
         self._router = Router(self.registry)
         self._admission = Admission(config, self.registry, self.queue, self._rate)
         self._is_draining = False
@@ -235,7 +234,7 @@ class CoordinatorCore:
             case StepTokens(tokens=tokens):
                 for token in tokens:
                     if (leg := self._leg_of(worker, token.key)) is not None:
-                        self._on_token(leg, token, now)
+                        self._delivery.take(leg, token, now)
             case PrefillReport(key=key):
                 if (leg := self._leg_of(worker, key)) is not None:
                     worker.prompt_computed(leg)
@@ -258,7 +257,7 @@ class CoordinatorCore:
             self.tally.add(CoordinatorMetric.STALE_MESSAGES)
             return None
         if kind is not None and leg.kind is not kind:
-            self._fault(f"{worker.worker_id} spoke as {kind} of {key}, where it is {leg.kind}")
+            self._custody.fault(f"{worker.worker_id} spoke as {kind} of {key}, where it is {leg.kind}")
             return None
         return leg
 
@@ -285,67 +284,6 @@ class CoordinatorCore:
         request.timeline.attempts[-1].handoff = report
         # It may overtake the first token, which comes over the other worker's connection.
         if request.state is RequestState.TRANSFERRING:
-            self._custody.move(request, Move.HAND_OFF, now)
-
-    def _on_token(self, leg: Leg, token: Token, now: float) -> None:
-        request, index = leg.request, token.index
-        expected = len(request.emitted)
-        if leg.kind is LegKind.PREFILL:
-            leg.worker.prompt_computed(leg)
-        else:
-            leg.worker.grew(leg)
-        if index < expected or index in request.early:
-            self.tally.add(CoordinatorMetric.DUPLICATE_TOKENS)
-            self._note_fault(f"token {index} of {leg.worker.worker_id} came twice: {request.story()}")
-            return
-        is_first = request.state is RequestState.PREFILLING
-        if leg.kind is LegKind.DECODE and is_first:
-            # Two connections race: decode's tokens may overtake prefill's first one, and wait for it here.
-            in_turn = request.handed_off and index == expected + 1 + len(request.early)
-        else:
-            in_turn = index == expected and (is_first or leg.kind is not LegKind.PREFILL)
-            in_turn &= leg.kind is not LegKind.DECODE or request.handed_off
-        if not in_turn:
-            self._fault(f"{leg.worker.worker_id} sent token {index} out of turn: {request.story()}")
-            self._custody.resume(request, PROTOCOL, now)
-            return
-        if token.finish is not None:
-            self._custody.close(leg)  # its worker has released everything
-        if index == expected:
-            self._deliver(request, token, now)
-        else:
-            request.early[index] = token
-
-    def _deliver(self, request: Request, token: Token, now: float) -> None:
-        """Emits `token`, whose turn it is, and those that waited for it."""
-        first_index = len(request.emitted)
-        token_ids = [token.token_id]
-        if token.finish is None and request.state is RequestState.PREFILLING:
-            self._prefilled(request, now)
-        while follower := request.early.pop(first_index + len(token_ids), None):
-            token = follower
-            token_ids.append(token.token_id)
-        if request.timeline.first_token_at is None:
-            request.timeline.first_token_at = now
-        else:
-            self._itl.observe(now - request.last_token_at)
-        for _ in token_ids[1:]:
-            self._itl.observe(0.0)
-        request.last_token_at = now
-        request.emitted += token_ids
-        request.timeline.num_output_tokens = len(request.emitted)
-        self.tally.add(CoordinatorMetric.TOKENS_DELIVERED, amount=len(token_ids))
-        output = Output(tuple(token_ids), first_index, token.finish)
-        self._commands.append(Emit(request.request_id, output))
-        if token.finish is not None:
-            self._custody.end(request, Move.FINISH, token.finish, now, is_silent=True)
-
-    def _prefilled(self, request: Request, now: float) -> None:
-        if request.leg(LegKind.GENERATE) is not None:
-            self._custody.move(request, Move.PREFILLED_IN_PLACE, now)
-            return
-        self._custody.move(request, Move.PREFILLED, now)
-        if request.handed_off:
             self._custody.move(request, Move.HAND_OFF, now)
 
     def _on_dropped(self, worker: Worker, dropped: Dropped, now: float) -> None:
@@ -408,13 +346,6 @@ class CoordinatorCore:
         for request in [r for r in self._custody.requests.values() if r.ending is None]:
             self._custody.end(request, Move.TIME_OUT, FinishReason.TIMEOUT, now, error=error)
         self.membership.stop_all()
-
-    def _fault(self, text: str) -> None:
-        self.tally.add(CoordinatorMetric.PROTOCOL_FAULTS)
-        self._note_fault(text)
-
-    def _note_fault(self, text: str) -> None:
-        self._commands.append(Note(text, is_fault=True))
 
     def check(self) -> None:
         """Recounts who holds what. Raises InvariantViolation."""

@@ -1,0 +1,90 @@
+"""Output tokens on their way to the client: in order of index, each once, whatever order the workers' connections
+bring them in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from twinpool.coordinator.custody import Custody
+from twinpool.coordinator.events import Command, Emit
+from twinpool.coordinator.lifecycle import Leg, LegKind, Move, Request
+from twinpool.coordinator.service import Output
+from twinpool.coordinator.tally import Tally
+from twinpool.messages import Token
+from twinpool.metrics import CoordinatorMetric, Timing
+from twinpool.request import RequestState
+
+PROTOCOL = "protocol"
+
+
+class Delivery:
+    """Takes tokens of present attempts and emits those whose turn it is; `emit` takes commands in order."""
+
+    def __init__(self, custody: Custody, tally: Tally, emit: Callable[[Command], None]) -> None:
+        self._custody = custody
+        self._tally = tally
+        self._emit = emit
+        self._itl = tally.timings[Timing.ITL]
+
+    def take(self, leg: Leg, token: Token, now: float) -> None:
+        """A worker's token of the present attempt: emitted if it is its turn, kept if it is early, else a fault."""
+        request, index = leg.request, token.index
+        expected = len(request.emitted)
+        if leg.kind is LegKind.PREFILL:
+            leg.worker.prompt_computed(leg)
+        else:
+            leg.worker.grew(leg)
+        if index < expected or index in request.early:
+            self._tally.add(CoordinatorMetric.DUPLICATE_TOKENS)
+            self._custody.note_fault(f"token {index} of {leg.worker.worker_id} came twice: {request.story()}")
+            return
+        is_first = request.state is RequestState.PREFILLING
+        if leg.kind is LegKind.DECODE and is_first:
+            # Two connections race: decode's tokens may overtake prefill's first one, and wait for it here.
+            in_turn = request.handed_off and index == expected + 1 + len(request.early)
+        else:
+            in_turn = index == expected and (is_first or leg.kind is not LegKind.PREFILL)
+            in_turn &= leg.kind is not LegKind.DECODE or request.handed_off
+        if not in_turn:
+            self._custody.fault(f"{leg.worker.worker_id} sent token {index} out of turn: {request.story()}")
+            self._custody.resume(request, PROTOCOL, now)
+            return
+        if token.finish is not None:
+            self._custody.close(leg)  # its worker has released everything
+        if index == expected:
+            self._deliver(request, token, now)
+        else:
+            request.early[index] = token
+
+    def _deliver(self, request: Request, token: Token, now: float) -> None:
+        """Emits `token`, whose turn it is, and those that waited for it."""
+        first_index = len(request.emitted)
+        token_ids = [token.token_id]
+        if token.finish is None and request.state is RequestState.PREFILLING:
+            self._prefilled(request, now)
+        while follower := request.early.pop(first_index + len(token_ids), None):
+            token = follower
+            token_ids.append(token.token_id)
+        if request.timeline.first_token_at is None:
+            request.timeline.first_token_at = now
+        else:
+            self._itl.observe(now - request.last_token_at)
+        for _ in token_ids[1:]:
+            self._itl.observe(0.0)
+        request.last_token_at = now
+        request.emitted += token_ids
+        request.timeline.num_output_tokens = len(request.emitted)
+        self._tally.add(CoordinatorMetric.TOKENS_DELIVERED, amount=len(token_ids))
+        output = Output(tuple(token_ids), first_index, token.finish)
+        self._emit(Emit(request.request_id, output))
+        if token.finish is not None:
+            self._custody.end(request, Move.FINISH, token.finish, now, is_silent=True)
+
+    def _prefilled(self, request: Request, now: float) -> None:
+        if request.leg(LegKind.GENERATE) is not None:
+            self._custody.move(request, Move.PREFILLED_IN_PLACE, now)
+            return
+        self._custody.move(request, Move.PREFILLED, now)
+        if request.handed_off:
+            self._custody.move(request, Move.HAND_OFF, now)
