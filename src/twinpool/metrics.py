@@ -111,7 +111,7 @@ GAUGE_HELP: dict[Gauge, str] = {
     Gauge.RUNNING: "Sequences that the worker runs.",
     Gauge.WAITING: "Sequences that wait at the worker.",
     Gauge.WAITING_TOKENS: "Prompt tokens that wait at the worker to be computed (prefill) or received (decode).",
-    Gauge.BLOCKS: "KV blocks by state.",
+    Gauge.BLOCKS: "KV blocks: free + owned + cached + quarantined are all; leased ones are counted there too.",
     Gauge.LINK_RATE: "Measured rate of the link between two workers, in 1e9 bytes per second.",
 }
 

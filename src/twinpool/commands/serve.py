@@ -37,15 +37,24 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     pools.add_argument(
         "--colocated", type=int, default=0, metavar="K", help="K workers that do both, instead of two pools"
     )
-    pools.add_argument("--threads", type=int, help="CPU threads per worker (default: its share of the cores)")
+    pools.add_argument(
+        "--threads", type=int, metavar="N", help="CPU threads per worker (default: its share of the cores)"
+    )
     pools.add_argument("--no-pin", action="store_true", help="do not keep each worker on cores of its own")
     front = parser.add_argument_group("endpoint")
     defaults = CoordinatorConfig()
     front.add_argument(
-        "--host", default=defaults.host, help=f"address to listen on (default {defaults.host})"
+        "--host",
+        default=defaults.host,
+        metavar="ADDRESS",
+        help=f"address to listen on (default {defaults.host})",
     )
     front.add_argument(
-        "--port", type=int, default=defaults.port, help=f"port (default {defaults.port}; 0: any free one)"
+        "--port",
+        type=int,
+        default=defaults.port,
+        metavar="PORT",
+        help=f"port (default {defaults.port}; 0: any free one)",
     )
     front.add_argument(
         "--control",

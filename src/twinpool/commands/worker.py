@@ -50,12 +50,21 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="directory with config.json and safetensors (`twinpool serve` prints the one it serves)",
     )
     parser.add_argument(
-        "--id", help="name of the worker, unique in its server (default: role, host and process id)"
+        "--id",
+        metavar="NAME",
+        help="name of the worker, unique in its server (default: role, host and process id)",
     )
-    parser.add_argument("--threads", type=int, default=1, help="CPU threads of the model (default 1)")
-    parser.add_argument("--cores", default="", help="CPU cores to stay on, like 0,1 (default: any)")
     parser.add_argument(
-        "--deployment", default="local", help="name of the server that this worker belongs to"
+        "--threads", type=int, default=1, metavar="N", help="CPU threads of the model (default 1)"
+    )
+    parser.add_argument(
+        "--cores", default="", metavar="LIST", help="CPU cores to stay on, like 0,1 (default: any)"
+    )
+    parser.add_argument(
+        "--deployment",
+        default="local",
+        metavar="NAME",
+        help="name of the server that it belongs to (default local)",
     )
     parser.add_argument(
         "--workers-on-host",
