@@ -70,11 +70,13 @@ def run_worker(config: WorkerConfig, make_core: CoreFactory) -> int:
 
 def _bind_threads(config: WorkerConfig) -> None:
     if config.engine.cpu_cores and hasattr(os, "sched_setaffinity"):
-        try:
-            os.sched_setaffinity(0, config.engine.cpu_cores)
-        except OSError as exc:
+        wanted = set(config.engine.cpu_cores)
+        if absent := wanted - os.sched_getaffinity(0):
             cores = ",".join(map(str, config.engine.cpu_cores))
-            raise ConfigError(f"--cores is {cores}; this process may not run there: {exc}") from exc
+            raise ConfigError(
+                f"--cores is {cores}; this process may not run on {','.join(map(str, sorted(absent)))}"
+            )
+        os.sched_setaffinity(0, wanted)
     torch.set_num_threads(config.engine.threads)
 
 

@@ -58,6 +58,8 @@ log = logging.getLogger(__name__)
 
 TICK_S = 0.05
 REGISTER_AGAIN_S = 2.0
+NO_ANSWER_S = 4.0
+"""A coordinator that is silent for so long is worth a warning, and again each time that this has doubled."""
 
 
 class CountingCore(RoleCore, Protocol):
@@ -115,6 +117,7 @@ class WorkerShell:
         self._transfers = Transfers(
             parts.pool, self._steps, senders, self._incoming, self._handle, self._spawn
         )
+        self._address = parts.link.coordinator
         self._coordinator = DealerChannel(
             parts.link.coordinator, parts.settings.end.writer, self._from_coordinator, self._junk
         )
@@ -175,9 +178,17 @@ class WorkerShell:
     # ── time ──────────────────────────────────────────────────────────────────────────────────────────────
 
     async def _keep_registered(self) -> None:
+        silent_s, told_at_s = 0.0, NO_ANSWER_S
         while not self._welcomed:
             self._tell_coordinator(self._register)
             await asyncio.sleep(REGISTER_AGAIN_S)
+            silent_s += REGISTER_AGAIN_S
+            if silent_s >= told_at_s and not self._welcomed:
+                told_at_s *= 2
+                log.warning(
+                    "no coordinator answers at %s for %.0f s; is `twinpool serve` running with that --control address?",
+                    self._address, silent_s,
+                )  # fmt: skip
 
     async def _tick(self) -> None:
         while True:
@@ -247,6 +258,7 @@ class WorkerShell:
             case Welcome(heartbeat_s):
                 if not self._welcomed:  # each Register that was on its way is answered
                     self._welcomed = True
+                    log.info("joined %s", self._address)
                     self._spawn(self._beat(heartbeat_s))
             case Denied(reason):
                 self._fail(WorkerDenied(reason))

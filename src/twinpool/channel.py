@@ -95,8 +95,10 @@ class Channel:
 class RouterChannel(Channel):
     """The bound side: many peers, told apart by identity."""
 
-    def __init__(self, bind: str, on_message: OnMessage, on_junk: OnJunk) -> None:
-        """Binds to `bind`; a port of ``*`` takes any free one.
+    def __init__(
+        self, bind: str, on_message: OnMessage, on_junk: OnJunk, *, setting: str = "--control"
+    ) -> None:
+        """Binds to `bind`; a port of ``*`` takes any free one. `setting` is the flag that an error names.
 
         Raises:
             ConfigError: the address cannot be bound.
@@ -108,7 +110,7 @@ class RouterChannel(Channel):
         except zmq.ZMQError as exc:
             self.close()
             raise ConfigError(
-                f"control address {bind!r} cannot be bound: {exc}; choose another or a free port"
+                f"{setting}: {bind!r} cannot be bound: {exc}; choose another or a free port"
             ) from exc
         self.endpoint: str = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
         self._listen()

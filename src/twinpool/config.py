@@ -16,10 +16,13 @@ from twinpool.errors import ConfigError
 
 MOST_WORKERS = 256
 MOST_THREADS = 1024
+MOST_CORES = 1 << 16
 MOST_SEQUENCES = 65_536
 MOST_TOKENS = 2**31 - 1
 """Token and block counts that fit what workers tell each other and what kernels index with."""
 MOST_SECONDS = 1e6
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_NAME_ALLOWED = "1 to 64 letters, digits, - and _"
 _DEVICE = re.compile(r"auto|cpu|cuda(:\d{1,4})?")
 
 
@@ -96,7 +99,8 @@ class EngineConfig:
         require("--max-model-len", self.max_model_len, _is_count(self.max_model_len, MOST_TOKENS),
                 "1 up to the model's own context")  # fmt: skip
         require("--threads", self.threads, _is_count(self.threads, MOST_THREADS), f"1 to {MOST_THREADS}")
-        require("--cores", self.cpu_cores, all(core >= 0 for core in self.cpu_cores), "core numbers, from 0")
+        require("--cores", self.cpu_cores, all(_is_count(core, MOST_CORES, 0) for core in self.cpu_cores),
+                "core numbers, from 0")  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +145,10 @@ class TransferConfig:
     host: str = "127.0.0.1"
     faults: str = ""
 
+    def __post_init__(self) -> None:
+        require("--deployment", self.deployment, _NAME.fullmatch(self.deployment) is not None, _NAME_ALLOWED)
+        require("--kv-host", self.host, bool(self.host), "an address of this machine, like 10.0.0.2")
+
 
 @dataclass(frozen=True, slots=True)
 class LinkConfig:
@@ -152,6 +160,11 @@ class LinkConfig:
     coordinator: str
     worker_id: str
     lifeline_fd: int | None = None
+
+    def __post_init__(self) -> None:
+        require("--id", self.worker_id, _NAME.fullmatch(self.worker_id) is not None, _NAME_ALLOWED)
+        require("--connect", self.coordinator, self.coordinator.startswith(("tcp://", "ipc://")),
+                "an address like tcp://10.0.0.1:7000")  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,14 @@ from typing import Any
 import pytest
 
 from twinpool.cli import main
-from twinpool.config import CoordinatorConfig, EngineConfig, PoolPlan, SchedulerConfig
+from twinpool.config import (
+    CoordinatorConfig,
+    EngineConfig,
+    LinkConfig,
+    PoolPlan,
+    SchedulerConfig,
+    TransferConfig,
+)
 from twinpool.errors import ConfigError
 
 HUGE = 10**20
@@ -23,7 +30,11 @@ HUGE = 10**20
         (EngineConfig, "max_model_len", "--max-model-len", (-1, 0, HUGE)),
         (EngineConfig, "threads", "--threads", (-1, 0, HUGE)),
         (EngineConfig, "workers_on_host", "--workers-on-host", (-1, 0, HUGE)),
-        (EngineConfig, "cpu_cores", "--cores", ((-1,), (0, -2))),
+        (EngineConfig, "cpu_cores", "--cores", ((-1,), (0, -2), (HUGE,))),
+        (TransferConfig, "deployment", "--deployment", ("", "../x", "x" * 65)),
+        (TransferConfig, "host", "--kv-host", ("",)),
+        (LinkConfig, "worker_id", "--id", ("", "a/b", "a b", "ä", "x" * 300)),
+        (LinkConfig, "coordinator", "--connect", ("", "127.0.0.1:7000", "http://127.0.0.1:7000")),
         (SchedulerConfig, "token_budget", "--token-budget", (-1, 0, HUGE)),
         (SchedulerConfig, "max_num_seqs", "--max-num-seqs", (-1, 0, HUGE)),
         (SchedulerConfig, "headroom_tokens", "--headroom-tokens", (-1, HUGE)),
@@ -38,10 +49,10 @@ HUGE = 10**20
     ],
 )
 def test_a_silly_value_is_named(config: Any, field: str, flag: str, values: tuple[Any, ...]) -> None:
-    needed = {"model_dir": ""} if config is EngineConfig else {}
+    needed = {EngineConfig: {"model_dir": ""}, LinkConfig: {"coordinator": "tcp://a:1", "worker_id": "a"}}
     for value in values:
         with pytest.raises(ConfigError) as refused:
-            config(**needed, **{field: value})
+            config(**{**needed.get(config, {}), field: value})
         assert str(refused.value).startswith(f"{flag} is {value!r}; allowed: ")
 
 

@@ -88,6 +88,20 @@ async def test_whatever_a_core_raises_ends_the_worker(error: Exception) -> None:
     assert core.counters[WorkerMetric.INVARIANT_VIOLATIONS] == isinstance(error, InvariantViolation)
 
 
+async def test_a_coordinator_that_does_not_answer_is_named_ever_more_rarely(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("twinpool.worker.shell.REGISTER_AGAIN_S", 0.01)
+    monkeypatch.setattr("twinpool.worker.shell.NO_ANSWER_S", 0.02)
+    shell = shell_of(Core())
+    running = asyncio.create_task(shell.run())
+    await asyncio.sleep(0.3)
+    shell.stop("the test is over")
+    await running
+    assert "no coordinator answers at tcp://127.0.0.1:1" in caplog.text
+    assert len(caplog.records) <= 6
+
+
 async def test_what_a_transport_drops_is_counted_once_as_a_stale_fence() -> None:
     core = Core()
     shell = shell_of(core)

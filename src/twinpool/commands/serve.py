@@ -125,7 +125,7 @@ def run(args: argparse.Namespace) -> int:
     from twinpool.coordinator.site import serve
     from twinpool.kv_transfer.faulty import FaultPlan
 
-    FaultPlan.parse(transfer_config(args, "").faults)
+    FaultPlan.parse(transfer_config(args, "local").faults)
     return serve(config, args.model, worker_specs(args, plan))
 
 
