@@ -427,6 +427,10 @@ async def test_strangers_on_the_tcp_port_are_turned_away_and_counted(desk: Desk)
     await desk.transfer(1, await desk.sender(), [1], [2])
 
 
+def pools_of(deployment: str, worker_id: str) -> list[Path]:
+    return list(Path("/dev/shm").glob(f"twinpool.{deployment}.{worker_id}.*"))
+
+
 @pytest.mark.parametrize("of_any_server", [False, True])
 async def test_a_pool_whose_owner_was_killed_is_swept_and_a_living_one_is_not(of_any_server: bool) -> None:
     require("shm")
@@ -434,7 +438,7 @@ async def test_a_pool_whose_owner_was_killed_is_swept_and_a_living_one_is_not(of
     living = shm.SharedPool(1 << 16, LocalEnd("decode-1", "c3", deployment))
     dead = await RemotePeer.start("shm", "decode-0")
     await dead.call("listen")
-    pool = next(Path("/dev/shm").glob(f"twinpool.{deployment}.decode-0.*"))
+    (pool,) = pools_of(deployment, "decode-0")
     await dead.kill()
     shm.sweep("*" if of_any_server else deployment)
     assert not pool.exists()
