@@ -172,6 +172,8 @@ class Intake:
     def seal(self, writer: Writer, manifest: Manifest, now: float) -> Arrival | None:
         """All bytes are on their way. Returns the arrival if none had to come: then it is complete now."""
         if not self._ledger.sealed(manifest.fence, writer, now):
+            if self._ledger.has_ended(manifest.fence):  # it was answered, and the answer was lost
+                self._send(writer, SealAck(manifest.key, manifest.fence))
             return None
         arrival = self._by_fence[manifest.fence]
         arrival.state = IntakeState.VERIFYING
@@ -215,7 +217,9 @@ class Intake:
             )
 
     def expire(self, now: float) -> None:
-        """Takes back the grants whose lease has run out."""
+        """Takes back the grants whose lease has run out, and reminds writers that owe an acknowledgement."""
+        for held in self._ledger.unacknowledged(now):
+            self._send(held.writer, Revoke(held.key, held.fence))
         for fence in self._ledger.expired(now):
             arrival = self._by_fence[fence]
             if arrival.state is IntakeState.VERIFYING:

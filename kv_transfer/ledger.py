@@ -65,12 +65,17 @@ _MOVES: dict[tuple[ReservationState, LedgerEvent], ReservationState] = {
     (ReservationState.AWAITS_RECEIVE, LedgerEvent.RECEIVE_CANCELLED): ReservationState.RELEASED,
 }
 _LIVE = frozenset({ReservationState.OPEN, ReservationState.SEALED})
+_AWAITS_WRITER = frozenset({ReservationState.QUARANTINED, ReservationState.AWAITS_WRITER})
 _TERMINAL = frozenset({ReservationState.ACCEPTED, ReservationState.RELEASED})
 
 
 @dataclass(slots=True)
 class Reservation:
-    """Blocks lent to a writer under `fence`. `deadline` is on the caller's clock; `story` is for errors."""
+    """Blocks lent to a writer under `fence`.
+
+    At `deadline`, on the caller's clock, the lease runs out, or the wait for the acknowledgement of its revocation.
+    `story` is for errors.
+    """
 
     fence: int
     key: RequestKey
@@ -198,6 +203,7 @@ class OwnershipLedger:
         if (held := self._live(fence)) is None:
             return False
         self._move(held, LedgerEvent.REVOKE, f"revoked at {now:.3f} ({reason})")
+        held.deadline = now + held.timeout_s
         if held.writer_is_gone:
             self._move(held, LedgerEvent.WRITER_STOPPED, "writer was gone")
         return True
@@ -245,6 +251,17 @@ class OwnershipLedger:
         """The live fences whose lease has run out by `now`. The caller revokes them."""
         return tuple(r.fence for r in self._reservations.values() if r.state in _LIVE and r.deadline <= now)
 
+    def unacknowledged(self, now: float) -> tuple[Reservation, ...]:
+        """The revoked reservations for whose writer's acknowledgement a whole lease was waited in vain; the wait starts
+        anew. The caller sends those writers a Revoke again, since a message can be lost.
+        """
+        silent = tuple(
+            r for r in self._reservations.values() if r.state in _AWAITS_WRITER and r.deadline <= now
+        )
+        for held in silent:
+            held.deadline = now + held.timeout_s
+        return silent
+
     # ── looking ─────────────────────────────────────────────────────────────────────────────────────────────
 
     @property
@@ -260,6 +277,10 @@ class OwnershipLedger:
     def reservation(self, fence: int) -> Reservation | None:
         """The reservation under `fence`, live or in quarantine; None if it has ended or never was."""
         return self._reservations.get(fence)
+
+    def has_ended(self, fence: int) -> bool:
+        """Whether this ledger gave `fence`, and its reservation is over."""
+        return self._first_fence <= fence < self._next_fence and fence not in self._reservations
 
     def reservations(self) -> Iterable[Reservation]:
         """All reservations that hold blocks, oldest first."""

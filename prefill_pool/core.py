@@ -60,7 +60,7 @@ class PrefillCore:
     Commands that a plan gives rise to come with the next event's, since `next_step` can only return the plan.
     A grant is renewed `RENEWALS_PER_LEASE` times per `transfer_timeout_s` from its arrival until the Seal, so
     that decode's lease runs out only if this worker is dead or has lost the job, however long the prompt
-    queues.
+    queues. A Seal that is not answered for as long is sent again, since a message can be lost.
 
     Prompts without a grant hold at most `max_parked_blocks` blocks together (one alone may hold more). A
     granted prompt always gets its blocks in the end: parked ones give theirs up for it, the youngest first,
@@ -326,9 +326,9 @@ class PrefillCore:
     def _seal(self, job: Handoff, finished: PushFinished | None) -> None:
         job.move(HandoffState.SEALED)
         if job.grant:
-            seal = Seal(job.manifest(self._fingerprint, self._layout, finished))
+            job.seal = Seal(job.manifest(self._fingerprint, self._layout, finished))
             self.counters.add(WorkerMetric.BLOCKS_SKIPPED, job.grant.num_cached_blocks)
-            self._commands.append(SendPeer(job.grant.decode_worker, job.grant.decode_incarnation, seal))
+            self._commands.append(SendPeer(job.grant.decode_worker, job.grant.decode_incarnation, job.seal))
 
     def _push_finished(self, event: PushFinished) -> None:
         job = self._by_fence.get(event.fence)
@@ -363,6 +363,10 @@ class PrefillCore:
         for job in self._by_fence.values():
             if job.awaits_seal and job.grant and job.peer:
                 fences.setdefault(job.peer, []).append(job.grant.fence)
+            elif job.state is HandoffState.SEALED and job.seal and job.peer:
+                job.num_rounds_sealed += 1
+                if job.num_rounds_sealed % RENEWALS_PER_LEASE == 0:
+                    self._commands.append(SendPeer(*job.peer, job.seal))
         self._commands += [SendPeer(*peer, Renew(tuple(held))) for peer, held in fences.items()]
 
     # ── the end ───────────────────────────────────────────────────────────────────────────────────────────

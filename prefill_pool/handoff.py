@@ -20,7 +20,7 @@ from enum import StrEnum
 
 from twinpool.errors import InvariantViolation
 from twinpool.layout import KVLayout
-from twinpool.messages import Dropped, Manifest, PushTo
+from twinpool.messages import Dropped, Manifest, PushTo, Seal
 from twinpool.prefill_pool.scheduler import Prompt
 from twinpool.request import RequestKey
 from twinpool.worker.core import BlockPush, PushFinished
@@ -89,7 +89,8 @@ class Handoff:
     """A job here. The first `num_pushed` blocks of its prompt need no push (any more).
 
     `ending` means that the job is over here and only waits for its blocks to be free of readers and writers;
-    then `farewell` goes to the coordinator, if there is one, and `num_acks_owed` times a RevokeAck to decode.
+    then `farewell` goes to the coordinator, if there is one, and `num_acks_owed` times a RevokeAck to decode. `seal` is
+    what decode has to answer, since `num_rounds_sealed` rounds of renewals.
     """
 
     prompt: Prompt
@@ -99,6 +100,8 @@ class Handoff:
     first_token: int | None = None
     ending: bool = False
     farewell: Dropped | None = None
+    seal: Seal | None = None
+    num_rounds_sealed: int = 0
     num_acks_owed: int = 0
 
     @property

@@ -334,7 +334,8 @@ class Seal(Message, frozen=True, tag=True):
 
 
 class SealAck(Message, frozen=True, tag=True):
-    """Decode has verified (or, with an `error`, refused) the sealed KV; prefill may release its blocks."""
+    """Decode has verified (or, with an `error`, refused) the sealed KV; prefill may release its blocks. Sent again,
+    without an error, for a seal that comes again: what became of the KV, decode has told the coordinator."""
 
     key: RequestKey
     fence: int

@@ -106,6 +106,29 @@ def test_clients_that_leave_and_workers_that_die_disturb_nobody_else(data: st.Da
 
 
 @settings(max_examples=120, deadline=None)
+@given(st.data(), worlds(SPLIT), jobs())
+def test_messages_between_workers_that_are_lost_cost_time_and_no_block(
+    data: st.DataObject, world: World, work: list[Job]
+) -> None:
+    clients = []
+    for job in work:
+        clients.append(world.submit(job))
+        world.num_to_lose = data.draw(st.integers(0, 3))
+        for _ in range(data.draw(st.integers(0, 60))):
+            world.turn()
+        if data.draw(st.booleans()):
+            world.cancel(world.random.choice(clients))
+    world.num_to_lose = 0
+    world.run()
+    world.wait(3 * SchedulerConfig().transfer_timeout_s)  # a lease, a reminder, and another
+    for client in clients:
+        whole = answer(client.job)
+        wanted = whole[: len(client.output)] if client.finish is FinishReason.CANCELLED else whole
+        assert client.output == wanted
+    world.assert_everything_is_free()
+
+
+@settings(max_examples=120, deadline=None)
 @given(worlds({Role.PREFILL: 1, Role.DECODE: 1}), st.sampled_from([0.01, 0.05, 0.2]))
 def test_a_storm_of_clients_that_leave_and_ask_again_leaves_nothing_behind(world: World, rate: float) -> None:
     random, clients = world.random, []

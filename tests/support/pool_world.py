@@ -176,6 +176,7 @@ class World:
         self.now = 0.0
         self.block_size = block_size
         self.is_one_sided = is_one_sided
+        self.num_to_lose = 0
         self._lives = 0
         self._ticked_at = 0.0
         self._num_blocks = num_blocks
@@ -245,6 +246,12 @@ class World:
             assert quiet < MAX_QUIET_TURNS, f"stuck: {self.coordinator.clients}"
         raise AssertionError(f"still busy after {max_turns} turns")
 
+    def wait(self, seconds: float) -> None:
+        """Turns until so much time has passed."""
+        until = self.now + seconds
+        while self.now < until:
+            self.turn()
+
     def assert_everything_is_free(self) -> None:
         """No worker holds anything, and nobody waits for a worker."""
         assert not self.coordinator.open_legs
@@ -274,7 +281,10 @@ class World:
         self.post((sender, "coordinator"), lambda: self.coordinator.receive(sender, sent))
 
     def to_peer(self, sender: Identity, receiver: Identity, message: Message) -> None:
-        """A worker speaks to another; dropped if that one is gone."""
+        """A worker speaks to another; dropped if that one is gone, or the network loses it."""
+        if self.num_to_lose and self.random.random() < 0.3:
+            self.num_to_lose -= 1
+            return
         sent = decode(encode(message))
         if worker := self.workers.get(receiver):
             self.post((receiver, "from", sender), lambda: worker.take(FromPeer(*sender, sent)))

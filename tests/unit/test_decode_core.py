@@ -244,6 +244,27 @@ def test_a_prompt_that_is_all_cached_joins_at_its_seal(bench: Bench) -> None:
     bench.handle(done(plan, EOS))
 
 
+def test_a_seal_that_comes_again_after_its_answer_was_lost_is_answered_again(bench: Bench) -> None:
+    work = job("a", 8)
+    granted = bench.join(work)
+    assert messages(bench.seal(work, granted)) == [SealAck(work.key, granted.fence)]
+    bench.tell(Cancel(work.key))
+
+
+def test_a_writer_that_does_not_acknowledge_is_reminded_once_per_lease(bench: Bench) -> None:
+    work = job("a", 8)
+    granted = bench.reserve(work)
+    bench.tell(Cancel(work.key))
+    bench.handle(ReceiveCancelled(granted.fence))
+    assert bench.handle(Tick()) == []
+    for _ in range(2):
+        bench.now += 10.0
+        assert messages(bench.handle(Tick())) == [Revoke(work.key, granted.fence)]
+        assert bench.handle(Tick()) == []
+    assert bench.core.stats().quarantined_blocks == 2
+    bench.hear(RevokeAck(work.key, granted.fence))
+
+
 def test_corrupt_kv_is_refused_and_never_decoded(bench: Bench) -> None:
     work = job("a", 8)
     granted = bench.reserve(work)
@@ -291,7 +312,9 @@ def test_a_seal_or_verification_after_the_cancel_changes_nothing(bench: Bench) -
     granted = bench.reserve(work)
     bench.seal(work, granted)
     bench.revoked(granted.fence, bench.tell(Cancel(work.key)))
-    assert bench.seal(work, granted) == []
+    assert messages(bench.seal(work, granted)) == [
+        SealAck(work.key, granted.fence)
+    ]  # so that prefill lets go
     assert bench.handle(Verified(granted.fence, 0.0)) == []
     assert bench.core.next_step(0.0) is None
 

@@ -23,7 +23,7 @@ from twinpool.messages import (
     SealAck,
     StepTokens,
 )
-from twinpool.prefill_pool.core import PrefillCore
+from twinpool.prefill_pool.core import RENEWALS_PER_LEASE, PrefillCore
 from twinpool.request import FinishReason, Job, RequestKey
 from twinpool.worker.core import (
     BlockPush,
@@ -306,6 +306,21 @@ def test_a_decode_worker_that_dies_costs_its_transfers_and_no_others(bench: Benc
     assert (dropped.key, dropped.reason) == (lost.key, "transfer")
     bench.handle(PushFinished(10, (1, 2), 1, 0.1))
     bench.handle(FromPeer("decode-1", "life-1", SealAck(kept.key, 10)))
+
+
+def test_a_seal_that_is_not_answered_for_a_lease_is_sent_again(bench: Bench) -> None:
+    work = job("a", 6)
+    bench.start(work)
+    bench.grant(work)
+    bench.handle(done(bench.plan()))
+    (seal,) = messages(bench.handle(PushFinished(9, (1, 2), 1, 0.1)))
+    sent = []
+    for _ in range(2 * RENEWALS_PER_LEASE):
+        bench.now += SchedulerConfig().transfer_timeout_s / RENEWALS_PER_LEASE
+        sent.append(messages(bench.handle(Tick())))
+    silence: list[list[object]] = [[]] * (RENEWALS_PER_LEASE - 1)
+    assert sent == [*silence, [seal], *silence, [seal]]
+    bench.hear(SealAck(work.key, 9))
 
 
 def test_a_lost_link_costs_what_was_not_finished_and_refuses_grants_until_it_is_back(bench: Bench) -> None:
