@@ -247,6 +247,14 @@ class OutgoingLinks:
             self.senders.pop(peer.worker_id, None)
             self._spawn(self._close(link))
 
+    def notice_losses(self) -> None:
+        """A push has failed: reports at once what is lost, so that the coordinator hears of the link before it hears of
+        the requests, and starts none of them again over that link."""
+        for link in list(self._links.values()):
+            sender = self.senders.get(link.peer.worker_id)
+            if sender is not None and (reason := sender.lost) is not None:
+                self._lost(link, reason)
+
     def send(self, worker_id: str, incarnation: str, message: Message) -> None:
         """Queues a message for that decode worker. Raises PeerLost."""
         link = self._links.get(worker_id)
@@ -275,6 +283,7 @@ class OutgoingLinks:
         pause_s: float | None = 0.0
         while pause_s is not None:
             await asyncio.sleep(pause_s)
+            is_reported = False
             try:
                 result = await link.open(self._probing)
             except LayoutMismatch as exc:
@@ -286,11 +295,18 @@ class OutgoingLinks:
                 self._opened(link, result)
                 reason = await link.lost()
                 pause_s = reopening.failed(now())
-                self.senders.pop(peer.worker_id, None)
-                self._emit(LinkLost(peer.worker_id, peer.incarnation))
+                self._lost(link, reason)
+                is_reported = True
             next_try = "given up" if pause_s is None else f"the next try is in {pause_s:g} s"
             log.error("no link to %s: %s; %s", peer.worker_id, reason, next_try)
+            if not is_reported:
+                self._report(LinkFailed(peer.worker_id, peer.incarnation, reason))
+
+    def _lost(self, link: OutgoingLink, reason: str) -> None:
+        peer = link.peer
+        if self._links.get(peer.worker_id) is link and self.senders.pop(peer.worker_id, None) is not None:
             self._report(LinkFailed(peer.worker_id, peer.incarnation, reason))
+            self._emit(LinkLost(peer.worker_id, peer.incarnation))
 
     def _opened(self, link: OutgoingLink, result: probe.ProbeResult) -> None:
         peer, sender = link.peer, link.sender

@@ -219,6 +219,8 @@ class WorkerShell:
     def _handle(self, event: Event) -> None:
         if self._ended.done():
             return
+        if isinstance(event, PushFailed) and self._outgoing is not None:
+            self._outgoing.notice_losses()
         try:
             for command in self._core.handle(event, self._loop.time()):
                 self._carry_out(command)

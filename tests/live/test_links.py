@@ -126,6 +126,22 @@ async def test_a_link_that_is_lost_while_both_workers_live_is_opened_again(pair:
         before.push(8, BlockRange([0], [1], 0, 1))
 
 
+async def test_a_loss_that_a_push_meets_is_reported_at_once_and_once(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outgoing, "LOOK_S", DEADLINE_S)
+    pair.outgoing.add(pair.peer)
+    assert isinstance(await pair.report(), LinkReady)
+    pair.outgoing.notice_losses()
+    assert pair.reports.empty()
+    await pair.outgoing.senders["decode-0"].close()
+    for _ in range(2):
+        pair.outgoing.notice_losses()
+    assert isinstance(pair.reports.get_nowait(), LinkFailed)
+    assert pair.reports.empty()
+    assert pair.events[1:] == [LinkLost("decode-0", "b1")]
+
+
 async def test_a_link_that_stays_lost_is_given_up_after_its_tries_and_messages_still_flow(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
