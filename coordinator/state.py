@@ -333,12 +333,21 @@ class CoordinatorCore:
         self.membership.tick(now)
         max_wait_s = self._config.max_wait_s
         for request in [r for r in self.queue if now - r.queued_at > max_wait_s]:
-            predicted_s = self._rate.seconds_for(len(self.queue), self.queue.num_tokens)
-            error = QueueFull(
-                f"no worker was free for {max_wait_s:g} s; try again later, or start more workers",
-                retry_after_s=max_wait_s if predicted_s is None else min(predicted_s, max_wait_s),
+            self._custody.end(
+                request, Move.TIME_OUT, FinishReason.TIMEOUT, now, error=self._waited_too_long()
             )
-            self._custody.end(request, Move.TIME_OUT, FinishReason.TIMEOUT, now, error=error)
+
+    def _waited_too_long(self) -> RequestError:
+        """Why a request waited for `max_wait_s` in vain: all workers are busy, or there are none."""
+        max_wait_s = self._config.max_wait_s
+        is_ready, missing = self.registry.ready()
+        if not is_ready:
+            return NoWorker(f"the request could not be run for {max_wait_s:g} s: {missing}")
+        predicted_s = self._rate.seconds_for(len(self.queue), self.queue.num_tokens)
+        return QueueFull(
+            f"no worker was free for {max_wait_s:g} s; try again later, or start more workers",
+            retry_after_s=max_wait_s if predicted_s is None else min(predicted_s, max_wait_s),
+        )
 
     def _shut_down(self, now: float) -> None:
         self._is_draining = True

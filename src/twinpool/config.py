@@ -231,8 +231,9 @@ class PoolPlan:
         require(
             "--colocated", self.colocated, not (split and mixed), "0 together with --prefill and --decode"
         )
-        require("--prefill and --decode", (self.prefill, self.decode),
-                mixed > 0 or (self.prefill > 0 and self.decode > 0), "1 or more of both, or --colocated K")  # fmt: skip
+        for name in ("prefill", "decode"):
+            count = getattr(self, name)
+            require(f"--{name}", count, mixed > 0 or count > 0, "1 or more, or --colocated K instead of both")
 
     def roles(self) -> Sequence[tuple[str, Role]]:
         """The workers to start: (worker id, role)."""

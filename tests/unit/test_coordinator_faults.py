@@ -10,6 +10,7 @@ from support.coordinator_pools import Pools, expected_tokens
 
 from twinpool.config import Role
 from twinpool.coordinator.events import FromWorker, Shutdown
+from twinpool.errors import NoWorker
 from twinpool.messages import Heartbeat, Prefill, StartAnew, StepTokens, Stop, Token
 from twinpool.metrics import CoordinatorMetric
 from twinpool.request import FinishReason, RequestKey, RequestState
@@ -273,3 +274,18 @@ def test_heartbeats_keep_a_worker_and_silence_loses_it() -> None:
     driver.advance(0.2)
     assert [w.worker_id for w in driver.core.registry] == ["P"]
     assert driver.core.registry.ready() == (False, "the decode pool is empty")
+
+
+def test_a_request_that_waited_for_lost_workers_is_told_what_is_missing() -> None:
+    driver = CoreDriver(max_wait_s=2.0)
+    driver.pair()
+    driver.submit()
+    driver.lose("D")
+    driver.answer_cancels()
+    for _ in range(6):
+        driver.heartbeat("P")
+        driver.advance(0.5)
+    error = driver.outputs["r"][-1].error
+    assert isinstance(error, NoWorker)
+    assert "the decode pool is empty" in error.message
+    driver.assert_empty()
