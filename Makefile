@@ -34,4 +34,4 @@ format: setup ## rewrite the code as ruff formats it
 	@.venv/bin/ruff check --fix . ; .venv/bin/ruff format .
 
 clean: ## remove .venv and caches (not the model in your cache directory)
-	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis build *.egg-info
+	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache build *.egg-info

@@ -90,7 +90,9 @@ def test_no_process_outlives_a_killed_coordinator(tmp_path: Path) -> None:
 
 
 def _is_mapped_by(path: Path, pid: int) -> bool:
-    return str(path) in Path(f"/proc/{pid}/maps").read_text()
+    # By inode: the owner mapped the file before it had a name.
+    inode = str(path.stat().st_ino)
+    return any(line.split()[4] == inode for line in Path(f"/proc/{pid}/maps").read_text().splitlines())
 
 
 def test_ctrl_c_while_the_workers_load_ends_at_once(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ LAYOUTS = {
 def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     name: str = request.param
     if "ucx" in name and (missing := transports.available()[TransportName.UCX]):
-        pytest.skip(f"ucx: {missing}; `pip install 'twinpool[ucx]'` makes this run")
+        pytest.skip(f"ucx: {missing}; installing the extra `ucx` (make setup does on Linux) makes this run")
     with serving(tmp_path_factory.mktemp(name), "--dtype", "float32", *LAYOUTS[name]) as server:
         yield server
         server.wait_until_empty()
