@@ -1,1 +1,1 @@
-"""Measuring a server over HTTP, like any client: arrivals, traces, metrics, comparison. Nothing here yet."""
+"""Measuring: `token_budget` finds the size of a prefill chunk. Load generator and comparison are still to come."""

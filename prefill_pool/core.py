@@ -48,6 +48,9 @@ from twinpool.worker.core import (
     Tick,
 )
 
+TOKEN_BUDGET = 512
+"""Prompt tokens of one step unless configured. Larger chunks compute hardly faster; the first token of a short prompt
+that arrives meanwhile waits for one."""
 MAX_REVOKED_FENCES = 4096
 """Revocations that are remembered because they came before their grant."""
 
@@ -70,7 +73,7 @@ class PrefillCore:
     def __init__(self, num_blocks: int, layout: KVLayout, fingerprint: str, config: SchedulerConfig) -> None:
         self._layout = layout
         self._fingerprint = fingerprint
-        self._token_budget = config.token_budget
+        self._token_budget = TOKEN_BUDGET if config.token_budget is None else config.token_budget
         self._max_parked = num_blocks // 2 if config.max_parked_blocks is None else config.max_parked_blocks
         self._renew_every_s = config.transfer_timeout_s / RENEWALS_PER_LEASE
         self._renewed_at = 0.0

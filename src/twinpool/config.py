@@ -107,7 +107,7 @@ class EngineConfig:
 class SchedulerConfig:
     """How one worker forms its steps.
 
-    `token_budget` bounds the prompt tokens of one step (the chunk). `max_num_seqs` bounds the sequences that decode
+    `token_budget` bounds the tokens of one step (the chunk); None is the role's own. `max_num_seqs` bounds the sequences that decode
     together. `headroom_tokens` is the growth room that a sequence must have before decode admits it, as KV slots
     beyond its prompt (less when its `max_tokens` is less). `max_queue_age_s` is the age at which a waiting prompt
     goes before shorter ones. `max_parked_blocks` bounds the blocks on prefill whose prompts wait for a grant of
@@ -115,7 +115,7 @@ class SchedulerConfig:
     take at the measured rate.
     """
 
-    token_budget: int = 512
+    token_budget: int | None = None
     max_num_seqs: int = 64
     headroom_tokens: int = 64
     max_queue_age_s: float = 2.0
@@ -124,7 +124,8 @@ class SchedulerConfig:
     prefix_cache: bool = True
 
     def __post_init__(self) -> None:
-        require("--token-budget", self.token_budget, _is_count(self.token_budget, MOST_TOKENS),
+        require("--token-budget", self.token_budget,
+                self.token_budget is None or _is_count(self.token_budget, MOST_TOKENS),
                 f"1 to {MOST_TOKENS}")  # fmt: skip
         require("--max-num-seqs", self.max_num_seqs, _is_count(self.max_num_seqs, MOST_SEQUENCES),
                 f"1 to {MOST_SEQUENCES}")  # fmt: skip

@@ -57,7 +57,8 @@ _ENGINE = (
 )  # fmt: skip
 _SCHEDULING = (
     Flag("--token-budget", SchedulerConfig, "token_budget", "TOKENS",
-         "prompt tokens of one step, over all prompts in it: the chunk size", int),
+         "tokens of one step, over all prompts in it: the chunk size (default 512 on prefill, 256 on colocated workers)",
+         int),
     Flag("--max-num-seqs", SchedulerConfig, "max_num_seqs", "N", "sequences that one worker decodes together", int),
     Flag("--headroom-tokens", SchedulerConfig, "headroom_tokens", "TOKENS",
          "room to grow that a sequence must have before decode admits it", int),
