@@ -33,7 +33,6 @@ from twinpool.worker.core import (
     Tick,
 )
 
-
 TOKEN_BUDGET = 256
 """Tokens of one step unless configured: `bench/token_budget.py` measures the knee. Every chunk is a gap in all running
 streams, so this is the smallest budget whose prompt rate is within 15 % of the best one."""
