@@ -108,11 +108,11 @@ class SchedulerConfig:
     """How one worker forms its steps.
 
     `token_budget` bounds the tokens of one step (the chunk); None is the role's own. `max_num_seqs` bounds the
-    sequences that decode together. `headroom_tokens` is the growth room that a sequence must have before decode admits it, as KV slots
-    beyond its prompt (less when its `max_tokens` is less). `max_queue_age_s` is the age at which a waiting prompt
-    goes before shorter ones. `max_parked_blocks` bounds the blocks on prefill whose prompts wait for a grant of
-    decode (None: half the pool). `transfer_timeout_s` bounds the wait for a granted transfer beyond what its bytes
-    take at the measured rate.
+    sequences that decode together. `headroom_tokens` is the growth room that a sequence must have before decode
+    admits it, as KV slots beyond its prompt (less when its `max_tokens` is less). `max_queue_age_s` is the age at
+    which a waiting prompt goes before shorter ones. `max_parked_blocks` bounds the blocks on prefill whose prompts
+    wait for a grant of decode (None: half the pool). `transfer_timeout_s` bounds the wait for a granted transfer
+    beyond what its bytes take at the measured rate.
     """
 
     token_budget: int | None = None
