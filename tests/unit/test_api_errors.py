@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
 
 import httpx
 import pytest
 from support.gateway import MODEL, ScriptedService, error_of, events, tiny_tokenizer
 
-from twinpool.coordinator.api import create_app
 from twinpool.coordinator.service import Output
 from twinpool.errors import (
     ContextLengthExceeded,
@@ -23,21 +21,6 @@ from twinpool.errors import (
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
 HELLO = {"messages": [{"role": "user", "content": "Hi"}]}
-
-
-@pytest.fixture
-async def service() -> AsyncIterator[ScriptedService]:
-    service = ScriptedService()
-    yield service
-    service.assert_settled()
-
-
-@pytest.fixture
-async def client(service: ScriptedService) -> AsyncIterator[httpx.AsyncClient]:
-    app = create_app(service, tiny_tokenizer(), MODEL, max_body_bytes=20_000)
-    transport = httpx.ASGITransport(app, raise_app_exceptions=False)
-    async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
-        yield client
 
 
 async def test_an_unknown_model_is_404(client: httpx.AsyncClient) -> None:

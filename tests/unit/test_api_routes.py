@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import httpx
@@ -13,7 +12,7 @@ import pytest
 from support.gateway import MODEL, ScriptedService, error_of, events, says, tiny_tokenizer
 
 import twinpool
-from twinpool.coordinator.api import INLINE_CHARS, RequestIds, create_app
+from twinpool.coordinator.api import INLINE_CHARS, RequestIds
 from twinpool.coordinator.service import Output
 from twinpool.engine.tokenizer import Tokenizer
 from twinpool.request import FinishReason
@@ -21,21 +20,6 @@ from twinpool.request import FinishReason
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
 HELLO = {"messages": [{"role": "user", "content": "Hi"}]}
-
-
-@pytest.fixture
-async def service() -> AsyncIterator[ScriptedService]:
-    service = ScriptedService()
-    yield service
-    service.assert_settled()
-
-
-@pytest.fixture
-async def client(service: ScriptedService) -> AsyncIterator[httpx.AsyncClient]:
-    app = create_app(service, tiny_tokenizer(), MODEL, max_body_bytes=20_000)
-    transport = httpx.ASGITransport(app, raise_app_exceptions=False)
-    async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
-        yield client
 
 
 # ── answers ───────────────────────────────────────────────────────────────────────────────────────────────
