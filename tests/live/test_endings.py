@@ -151,3 +151,22 @@ def test_seeded_sampling_is_the_same_everywhere(servers: dict[str, Server]) -> N
     first = everywhere(servers, seed=7, **settings)
     assert first == everywhere(servers, seed=7, **settings)
     assert first.text != everywhere(servers, seed=8, **settings).text
+
+
+CONVERSATION = (
+    "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n"
+    "<|im_start|>assistant\nThe capital of France is Paris"
+)
+
+
+@pytest.mark.parametrize(("written", "num_tokens"), [(".", 1), ("", 2)])
+def test_end_of_text_at_token_1_and_2(servers: dict[str, Server], written: str, num_tokens: int) -> None:
+    """The model ends its own answer with prefill's token, and with decode's first: nothing follows, and it counts."""
+    prompt = CONVERSATION + written
+    ending = everywhere(servers, prompt=prompt, max_tokens=20)
+    assert (ending.finish_reason, ending.completion_tokens) == ("stop", num_tokens)
+    assert ending.text == "."[: num_tokens - 1]
+    goes_on = everywhere(servers, prompt=prompt, max_tokens=20, ignore_eos=True)
+    assert (goes_on.finish_reason, goes_on.completion_tokens) == ("length", 20)
+    later = everywhere(servers, prompt=prompt, max_tokens=20, min_tokens=8)
+    assert later.completion_tokens >= 8
