@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from twinpool.coordinator.tenants import ANYONE, Tenant
 from twinpool.errors import RequestError
 from twinpool.request import FinishReason, SamplingParams
 
@@ -15,7 +16,8 @@ class Submission:
     """A validated, tokenized request.
 
     `received_at` is the coordinator clock's reading when the HTTP request came in, `validated_at` and `tokenized_at`
-    those after parsing and after tokenizing.
+    those after parsing and after tokenizing. The answer must be complete by `deadline` (the same clock; None: no
+    bound): waiting counts. Of one tenant's waiting requests the lowest `priority` goes first.
     """
 
     request_id: str
@@ -25,6 +27,9 @@ class Submission:
     validated_at: float
     tokenized_at: float
     cache_salt: str = ""
+    tenant: Tenant = ANYONE
+    priority: int = 0
+    deadline: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +56,8 @@ class Service(Protocol):
     def submit(self, submission: Submission) -> AsyncIterator[Output]:
         """Admits the request and yields its outputs; ends after the one with `finish`.
 
-        Raises at once: ContextLengthExceeded, QueueFull, NoWorker, InvalidRequest.
+        Raises at once: ContextLengthExceeded, InvalidRequest, NoWorker, DuplicateRequest, and the kinds of TryLater:
+        QueueFull, QuotaExceeded, DeadlineUnmeetable.
         """
         ...
 
@@ -65,6 +71,17 @@ class Service(Protocol):
         """The client has left: everything of this request is released. Unknown or finished ids are ignored."""
         ...
 
+    def cancel(self, request_id: str, tenant: Tenant) -> None:
+        """`tenant` wants this request of its own to end: its stream gets CANCELLED (RequestCancelled) as its last
+        output, and everything is released. Does nothing if it has ended already. Raises UnknownRequest if there is
+        none, or it is another's."""
+        ...
+
+    def cut(self, request_id: str, error: RequestError) -> None:
+        """The client does not keep up: everything is released, and the request counts as failed for that reason.
+        Nobody reads its outputs any more. Unknown or finished ids are ignored."""
+        ...
+
     def delivered(self, request_id: str) -> None:
         """The first output has been handed to the HTTP connection (stamps TTFT on the server's clock)."""
         ...
@@ -75,6 +92,10 @@ class Service(Protocol):
 
     def ready(self) -> tuple[bool, str]:
         """Whether every pool has a worker that can execute, and a sentence that says what is missing."""
+        ...
+
+    def health(self) -> tuple[bool, str]:
+        """Whether work that waits makes progress (true with nothing to do), and a sentence: what stands still."""
         ...
 
     def metrics_text(self) -> bytes:

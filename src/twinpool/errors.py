@@ -6,11 +6,19 @@
     ├── RequestError             a user's mistake or an unmet wish: becomes an HTTP answer
     │   ├── InvalidRequest           400
     │   │   └── ContextLengthExceeded    400, code context_length_exceeded
+    │   ├── Unauthorized             401: no key, or not one of this server's
     │   ├── BodyTooLarge             413
     │   ├── ModelNotFound            404, code model_not_found
     │   ├── UnknownRequest           404
-    │   ├── QueueFull                429, with Retry-After
+    │   ├── DuplicateRequest         409: a request with this id runs already
+    │   ├── TryLater                 429, with Retry-After
+    │   │   ├── QueueFull                the bounded queue has no room
+    │   │   ├── QuotaExceeded            the tenant has used up what it may per minute
+    │   │   └── DeadlineUnmeetable       it would not be served in time
     │   ├── NoWorker                 503
+    │   ├── RequestCancelled         499: ended by `POST /v1/requests/{id}/cancel`, or its client left
+    │   ├── DeadlineExceeded         504: accepted, and its time has run out
+    │   ├── ClientTooSlow            408: its client does not take what it is sent
     │   └── RequestFailed            500: accepted, then lost (a worker died, a transfer broke)
     ├── ProtocolError            a message that does not decode, or comes at the wrong time
     ├── WorkerDenied             the coordinator does not let this worker in
@@ -66,6 +74,14 @@ class ContextLengthExceeded(InvalidRequest):
     code = "context_length_exceeded"
 
 
+class Unauthorized(RequestError):
+    """The request bears no API key, or one that this server does not know."""
+
+    status = 401
+    kind = "authentication_error"
+    code = "invalid_api_key"
+
+
 class BodyTooLarge(RequestError):
     """The request's body is longer than the gateway reads."""
 
@@ -87,16 +103,40 @@ class UnknownRequest(RequestError):
     code = "request_not_found"
 
 
-class QueueFull(RequestError):
-    """The bounded queue has no room. `retry_after_s` is the predicted wait in seconds."""
+class DuplicateRequest(RequestError):
+    """A request of the same client with this id is running."""
+
+    status = 409
+    code = "duplicate_request"
+
+
+class TryLater(RequestError):
+    """Not now: the same request may be served in `retry_after_s` seconds."""
 
     status = 429
     kind = "rate_limit_error"
-    code = "queue_full"
 
     def __init__(self, message: str, *, retry_after_s: float) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
+
+
+class QueueFull(TryLater):
+    """The bounded queue has no room. `retry_after_s` is when there should be."""
+
+    code = "queue_full"
+
+
+class QuotaExceeded(TryLater):
+    """The tenant has used up its requests or tokens per minute. `retry_after_s` is when it has enough again."""
+
+    code = "quota_exceeded"
+
+
+class DeadlineUnmeetable(TryLater):
+    """The request would not be served by its deadline. `retry_after_s` is when it would be."""
+
+    code = "deadline_unmeetable"
 
 
 class NoWorker(RequestError):
@@ -105,6 +145,30 @@ class NoWorker(RequestError):
     status = 503
     kind = "service_unavailable_error"
     code = "no_worker"
+
+
+class RequestCancelled(RequestError):
+    """The request was cancelled, by its client's word or because its client left."""
+
+    status = 499
+    kind = "cancelled"
+    code = "cancelled"
+
+
+class DeadlineExceeded(RequestError):
+    """An accepted request whose time ran out before its answer was complete."""
+
+    status = 504
+    kind = "timeout"
+    code = "deadline_exceeded"
+
+
+class ClientTooSlow(RequestError):
+    """The client does not take what it is sent; its request is given up."""
+
+    status = 408
+    kind = "timeout"
+    code = "client_too_slow"
 
 
 class RequestFailed(RequestError):
