@@ -36,6 +36,24 @@ class Abandoned:
 
 
 @dataclass(frozen=True, slots=True)
+class Cancelled:
+    """The tenant of this name wants this request of its own to end. Answered by Refuse (UnknownRequest) if it has none
+    of this id; does nothing if that has ended.
+    """
+
+    request_id: str
+    tenant: str
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """The gateway gives the request up for that reason, which counts as a failure."""
+
+    request_id: str
+    error: RequestError
+
+
+@dataclass(frozen=True, slots=True)
 class Delivered:
     """The first output went to the client's connection."""
 
@@ -75,7 +93,19 @@ class Shutdown:
     """Time out whatever is left and stop all workers."""
 
 
-Event = Arrived | Completed | Abandoned | Delivered | FromWorker | WorkerLost | Tick | Drain | Shutdown
+Event = (
+    Arrived
+    | Completed
+    | Abandoned
+    | Cancelled
+    | Cut
+    | Delivered
+    | FromWorker
+    | WorkerLost
+    | Tick
+    | Drain
+    | Shutdown
+)
 
 # ── commands ────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -109,7 +139,7 @@ class Emit:
 
 @dataclass(frozen=True, slots=True)
 class Refuse:
-    """The request that just arrived is not admitted."""
+    """What was just asked is not done: the request that arrived is not admitted, or that to cancel is not known."""
 
     request_id: str
     error: RequestError

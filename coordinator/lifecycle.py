@@ -139,7 +139,9 @@ class Request:
     def __init__(self, submission: Submission) -> None:
         self.submission = submission
         self.state = RequestState.RECEIVED
-        self.timeline = Timeline(submission.request_id, len(submission.prompt_token_ids))
+        self.timeline = Timeline(
+            submission.request_id, len(submission.prompt_token_ids), submission.tenant.name
+        )
         self.timeline.stamps.append((RequestState.RECEIVED, submission.received_at))
         self.emitted: list[int] = []
         self.early: dict[int, Token] = {}

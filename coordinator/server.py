@@ -14,8 +14,10 @@ from twinpool.config import CoordinatorConfig
 from twinpool.coordinator.events import (
     Abandoned,
     Arrived,
+    Cancelled,
     Command,
     Completed,
+    Cut,
     Delivered,
     Drain,
     Emit,
@@ -33,6 +35,7 @@ from twinpool.coordinator.exposition import Exposition
 from twinpool.coordinator.service import Output, Submission
 from twinpool.coordinator.state import CoordinatorCore
 from twinpool.coordinator.streams import OutputStream
+from twinpool.coordinator.tenants import Tenant
 from twinpool.errors import (
     InvariantViolation,
     NoWorker,
@@ -165,6 +168,16 @@ class Coordinator:
         """The client has left; see `Service.abandon`."""
         self._handle(Abandoned(request_id))
 
+    def cancel(self, request_id: str, tenant: Tenant) -> None:
+        """Its client wants it to end; see `Service.cancel`."""
+        self._handle(Cancelled(request_id, tenant.name))
+        if (error := self._refusals.pop(request_id, None)) is not None:
+            raise error
+
+    def cut(self, request_id: str, error: RequestError) -> None:
+        """The gateway gives it up; see `Service.cut`."""
+        self._handle(Cut(request_id, error))
+
     def delivered(self, request_id: str) -> None:
         """The first output was handed to the connection."""
         self._handle(Delivered(request_id))
@@ -182,6 +195,10 @@ class Coordinator:
     def ready(self) -> tuple[bool, str]:
         """Whether every pool has a worker that can execute, and why (not)."""
         return (False, "the server is stopping") if self._is_stopping else self._core.registry.ready()
+
+    def health(self) -> tuple[bool, str]:
+        """Whether work that waits makes progress, and a sentence: what stands still."""
+        return self._core.health()
 
     def metrics_text(self) -> bytes:
         """All metrics in the Prometheus text format."""

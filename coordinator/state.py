@@ -33,11 +33,13 @@ from twinpool.coordinator.service import Submission
 from twinpool.coordinator.tally import Tally
 from twinpool.coordinator.timeline import Attempt, Timeline
 from twinpool.errors import (
-    InvalidRequest,
+    DuplicateRequest,
     NoWorker,
     QueueFull,
+    RequestCancelled,
     RequestError,
     RequestFailed,
+    UnknownRequest,
 )
 from twinpool.messages import (
     Dropped,
@@ -100,6 +102,10 @@ class CoordinatorCore:
                 self._completed(request_id, num_output_tokens, now)
             case events.Abandoned(request_id):
                 self._abandoned(request_id, now)
+            case events.Cancelled(request_id, tenant):
+                self._cancelled(request_id, tenant, now)
+            case events.Cut(request_id, error):
+                self._cut(request_id, error, now)
             case events.Delivered(request_id):
                 self._delivered(request_id, now)
             case events.WorkerLost(worker_id, incarnation, reason):
@@ -127,6 +133,13 @@ class CoordinatorCore:
             counts[request.state] = counts.get(request.state, 0) + 1
         return counts
 
+    def health(self) -> tuple[bool, str]:
+        """Whether work that waits makes progress, and a sentence: what stands still."""
+        is_ready, missing = self.registry.ready()
+        if is_ready or not self.num_live:
+            return True, f"{self.num_live} request(s) make progress" if self.num_live else "nothing to do"
+        return False, f"{self.num_live} request(s) stand still: {missing}"
+
     def timeline(self, request_id: str) -> Timeline | None:
         """The timeline of a live or recent request."""
         request = self._custody.requests.get(request_id)
@@ -137,7 +150,9 @@ class CoordinatorCore:
     def _arrived(self, submission: Submission, now: float) -> None:
         error: RequestError | None
         if submission.request_id in self._custody.requests:
-            error = InvalidRequest(f"request id {submission.request_id!r} is in use; choose another")
+            error = DuplicateRequest(
+                f"a request with the id {submission.request_id!r} runs already; wait for it, or choose another id"
+            )
         elif self._is_draining:
             error = NoWorker("the server is stopping and takes no new requests")
         else:
@@ -161,8 +176,7 @@ class CoordinatorCore:
         timeline = self.timeline(request_id)
         if timeline is None:
             return
-        request = self._custody.requests.get(request_id)
-        if request is not None and request.ending is None:
+        if (request := self._running(request_id)) is not None:
             self._custody.end(request, Move.FINISH, FinishReason.STOP, now, is_silent=True)
         if timeline.finish in (FinishReason.STOP, FinishReason.LENGTH):
             unused = timeline.num_output_tokens - num_output_tokens
@@ -171,10 +185,27 @@ class CoordinatorCore:
             timeline.finish = FinishReason.STOP
 
     def _abandoned(self, request_id: str, now: float) -> None:
-        request = self._custody.requests.get(request_id)
-        if request is not None and request.ending is None:
-            error = RequestFailed("the client has left")
+        if (request := self._running(request_id)) is not None:
+            error = RequestCancelled("the client has left")
             self._custody.end(request, Move.CANCEL, FinishReason.CANCELLED, now, error=error)
+
+    def _cancelled(self, request_id: str, tenant: str, now: float) -> None:
+        timeline = self.timeline(request_id)
+        if timeline is None or timeline.tenant != tenant:
+            error = UnknownRequest(f"no request {request_id!r} of yours is known, so none is cancelled")
+            self._commands.append(Refuse(request_id, error))
+        elif (request := self._running(request_id)) is not None:
+            cancelled = RequestCancelled("the request was cancelled")
+            self._custody.end(request, Move.CANCEL, FinishReason.CANCELLED, now, error=cancelled)
+
+    def _cut(self, request_id: str, error: RequestError, now: float) -> None:
+        if (request := self._running(request_id)) is not None:
+            self._custody.end(request, Move.FAIL, FinishReason.ERROR, now, error=error)
+
+    def _running(self, request_id: str) -> Request | None:
+        """The request, unless its outcome is decided."""
+        request = self._custody.requests.get(request_id)
+        return request if request is not None and request.ending is None else None
 
     def _delivered(self, request_id: str, now: float) -> None:
         timeline = self.timeline(request_id)

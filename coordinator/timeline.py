@@ -74,7 +74,7 @@ class Attempt:
 
 @dataclass(slots=True)
 class Timeline:
-    """Stamps and attempts of one request, live or finished.
+    """Stamps and attempts of one request of a tenant, live or finished.
 
     `stamps` holds each state with the moment it was entered; `ended_at` is when the client's last output was
     ready (workers may need a moment longer to let go). `first_token_at` is when the first token reached the
@@ -84,6 +84,7 @@ class Timeline:
 
     request_id: str
     num_prompt_tokens: int
+    tenant: str = ""
     stamps: list[tuple[RequestState, float]] = field(default_factory=list)
     attempts: list[Attempt] = field(default_factory=list)
     num_output_tokens: int = 0
@@ -148,6 +149,7 @@ class Timeline:
         last = self.attempts[-1] if self.attempts else None
         return {
             "request_id": self.request_id,
+            "tenant": self.tenant,
             "state": self.state.value,
             "finish_reason": None if self.finish is None else self.finish.value,
             "error": self.error or None,

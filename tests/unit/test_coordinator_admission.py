@@ -7,7 +7,7 @@ from support.coordinator_core import CoreDriver
 
 from twinpool.config import Role
 from twinpool.coordinator.events import Shutdown
-from twinpool.errors import ContextLengthExceeded, InvalidRequest, NoWorker, QueueFull
+from twinpool.errors import ContextLengthExceeded, DuplicateRequest, InvalidRequest, NoWorker, QueueFull
 from twinpool.metrics import CoordinatorMetric
 from twinpool.request import FinishReason, RequestState
 
@@ -187,7 +187,7 @@ def test_without_workers_the_answer_is_503_and_says_what_is_missing() -> None:
 def test_an_id_in_use_is_refused_and_the_other_request_goes_on(driver: CoreDriver) -> None:
     driver.submit(max_tokens=1)
     driver.submit(max_tokens=1)
-    assert isinstance(driver.refusals["r"], InvalidRequest)
+    assert isinstance(driver.refusals["r"], DuplicateRequest)
     driver.token("P", 0, FinishReason.LENGTH)
     driver.answer_cancels()
     assert driver.tokens() == [1000]
