@@ -22,6 +22,7 @@ from twinpool.errors import (
 )
 from twinpool.messages import (
     Denied,
+    Granted,
     Heartbeat,
     Left,
     Message,
@@ -41,16 +42,19 @@ from twinpool.worker.core import (
     PeerGone,
     PeerLinked,
     PushFailed,
+    PushFinished,
     RoleCore,
     SendCoordinator,
     SendPeer,
     StepDone,
     StepPlan,
     Tick,
+    Verified,
 )
 from twinpool.worker.incoming import IncomingLinks
 from twinpool.worker.links import LinkSettings, LocalPool
 from twinpool.worker.outgoing import OutgoingLinks
+from twinpool.worker.progress import Progress
 from twinpool.worker.step_thread import Runner, StepThread
 from twinpool.worker.transfers import Transfers
 
@@ -90,6 +94,7 @@ class WorkerShell:
         self._ended: asyncio.Future[str] = self._loop.create_future()
         self._welcomed = False
         self._stepping = False
+        self._progress = Progress(self._loop.time())
         self._tasks: set[asyncio.Task[None]] = set()
         self._peers: dict[tuple[str, str], PeerInfo] = {}
         self._incoming: IncomingLinks | None = None
@@ -194,12 +199,17 @@ class WorkerShell:
         while True:
             await asyncio.sleep(TICK_S)
             self._handle(Tick())
+            self._progress.look(self._loop.time(), self._core.stats().waiting > 0)
 
     async def _beat(self, every_s: float) -> None:
         while True:
             await asyncio.sleep(every_s)
             self._count_transports()
-            self._tell_coordinator(Heartbeat(self._core.stats()))
+            stats = self._core.stats()
+            self._progress.look(self._loop.time(), stats.waiting > 0)
+            self._tell_coordinator(
+                Heartbeat(msgspec.structs.replace(stats, stalled_s=self._progress.stalled_s))
+            )
 
     def _count_transports(self) -> None:
         """Takes over what the receivers have counted, on threads of their own, since the last time."""
@@ -222,6 +232,8 @@ class WorkerShell:
         if isinstance(event, PushFailed) and self._outgoing is not None:
             self._outgoing.notice_losses()
         try:
+            if isinstance(event, (PushFinished, Verified)):
+                self._progress.moved()
             for command in self._core.handle(event, self._loop.time()):
                 self._carry_out(command)
             self._start_step()
@@ -233,6 +245,8 @@ class WorkerShell:
     def _carry_out(self, command: Command) -> None:
         match command:
             case SendCoordinator(message):
+                if isinstance(message, Granted):
+                    self._progress.moved()
                 self._tell_coordinator(message)
             case SendPeer(worker_id, incarnation, message):
                 self._tell_peer(worker_id, incarnation, message)
@@ -242,6 +256,7 @@ class WorkerShell:
     def _start_step(self) -> None:
         if not self._stepping and (plan := self._core.next_step(self._loop.time())) is not None:
             self._stepping = True
+            self._progress.step_began()
             self._spawn(self._run_step(plan))
 
     async def _run_step(self, plan: StepPlan) -> None:
@@ -249,6 +264,7 @@ class WorkerShell:
         for fence, reason in result.failed.items():
             self._handle(PushFailed(fence, reason))
         self._stepping = False
+        self._progress.step_ended()
         self._handle(StepDone(plan, result.output))
 
     # ── messages ──────────────────────────────────────────────────────────────────────────────────────────

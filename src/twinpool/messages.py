@@ -89,6 +89,9 @@ class WorkerStats(Message, frozen=True, tag=True):
     """A worker's counts at one moment; `counters` only grow (names: `twinpool.metrics`).
 
     `waiting` and `running` count sequences, `waiting_tokens` the prompt tokens that wait to be computed or received.
+    `stalled_s` is how long nothing has moved at this worker although something should, on its own clock: a step that
+    does not end, or work that waits for room while no step, transfer or grant ends. Small (below a few step times)
+    while all is well or nothing is to be done.
     """
 
     free_blocks: int
@@ -100,6 +103,7 @@ class WorkerStats(Message, frozen=True, tag=True):
     running: int
     waiting_tokens: int
     counters: dict[str, float]
+    stalled_s: float = 0.0
 
 
 class Heartbeat(Message, frozen=True, tag=True):
