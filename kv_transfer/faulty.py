@@ -1,7 +1,8 @@
 """`faulty`: seeded faults around any other sender, for tests and for `--faults`.
 
-A specification reads ``delay=0.01,corrupt=0.1,drop=0.01,stall=0.01,death=0.001,seed=3``: `delay` is in
-seconds before every `finish`; the others are probabilities, drawn once per push, that the push
+A specification reads ``delay=0.01,late=0.01,corrupt=0.1,drop=0.01,stall=0.01,death=0.001,seed=3``: `delay` is in
+seconds before every `finish`, `late` in seconds for which each push is held back, one after the other (`late.py`); the
+others are probabilities, drawn once per push, that the push
 
 - `corrupt`: arrives with one byte flipped (in a copy: the source pool is never touched),
 - `drop`: is left out silently,
@@ -22,8 +23,10 @@ from random import Random
 from twinpool.errors import ConfigError, PeerLost
 from twinpool.kv_transfer import pushes
 from twinpool.kv_transfer.connector import BlockRange, KVRegion, KVSender, PushReport
+from twinpool.kv_transfer.late import LateSender
 
 NUM_SCRATCH_BLOCKS = 16
+_NO_PROBABILITIES = ("seed", "delay", "late")
 
 Connect = Callable[[KVRegion], Awaitable[KVSender]]
 
@@ -33,6 +36,7 @@ class FaultPlan:
     """Which faults, how often. See the module's docstring."""
 
     delay: float = 0.0
+    late: float = 0.0
     corrupt: float = 0.0
     drop: float = 0.0
     stall: float = 0.0
@@ -56,9 +60,9 @@ class FaultPlan:
                 value = int(text) if name == "seed" else float(text)
             except ValueError as exc:
                 raise ConfigError(f"--faults {spec!r}: {part!r} needs a number, like {name}=0") from exc
-            if not isfinite(value) or value < 0 or (value > 1 and name not in ("seed", "delay")):
+            if not isfinite(value) or value < 0 or (value > 1 and name not in _NO_PROBABILITIES):
                 raise ConfigError(
-                    f"--faults {spec!r}: {part!r} is out of range; allowed: 0 to 1 (delay: 0 or more s)"
+                    f"--faults {spec!r}: {part!r} is out of range; allowed: 0 to 1 (delay, late: 0 or more s)"
                 )
             values[name] = value
         return cls(**values)  # type: ignore[arg-type]  # seed is an int, see above
@@ -100,6 +104,8 @@ class FaultySender:
         except BaseException:  # cancelled, too: nobody else would close it
             await inner.close()
             raise
+        if plan.late:
+            inner = LateSender(inner, plan.late)
         return cls(plan, inner, liar, region, scratch)
 
     @property

@@ -130,3 +130,37 @@ async def test_the_same_seed_breaks_the_same_pushes(receiver: LoopbackReceiver) 
         counts.append(sender.num_faults["drop"])
     assert counts[0] == counts[1]
     assert 20 < counts[0] < 60
+
+
+async def test_a_late_push_reads_its_source_when_it_goes_out() -> None:
+    pool, target = region(7), region(0)
+    receiver = LoopbackReceiver(target)
+    sender = await faulty(receiver, "late=0.01", pool)
+    receiver.expect(1, END.writer, ALL)
+    push_layers(sender, 1)
+    pool.memory[:] = bytes([9]) * len(pool.memory)
+    report = await sender.finish(1)
+    await receiver.arrived(1)
+    assert report.num_bytes == NUM_BLOCKS * LAYOUT.block_bytes
+    assert 9 in bytes(target.memory)
+    await sender.close()
+    await receiver.close()
+
+
+async def test_what_is_held_back_under_a_stopped_fence_never_goes_out() -> None:
+    target = region(0)
+    receiver = LoopbackReceiver(target)
+    sender = await faulty(receiver, "late=1000")
+    receiver.expect(1, END.writer, ALL)
+    push_layers(sender, 1)
+    await sender.stop(1)
+    assert bytes(target.memory) == bytes(region(0).memory)
+    push_layers(sender, 1)
+    waiting = asyncio.create_task(sender.finish(1))
+    await asyncio.sleep(0)
+    await sender.close()
+    with pytest.raises(PeerLost):
+        await waiting
+    with pytest.raises(PeerLost):
+        push_layers(sender, 1)
+    await receiver.close()

@@ -48,7 +48,7 @@ def test_a_fault_plan_reads_what_it_names() -> None:
 @pytest.mark.parametrize(
     ("spec", "complaint"),
     [
-        ("explode=1", "names 'explode'; allowed: delay, corrupt, drop, stall, death, seed"),
+        ("explode=1", "names 'explode'; allowed: delay, late, corrupt, drop, stall, death, seed"),
         ("drop", "'drop' needs a number"),
         ("drop=often", "'drop=often' needs a number"),
         ("drop=2", "'drop=2' is out of range"),
