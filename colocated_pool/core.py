@@ -45,7 +45,7 @@ class ColocatedCore:
     prompt starts with its growth headroom and a slot of the batch; when its last chunk is done, its table is
     handed to the decode scheduler as it is. When a running sequence needs a block and there is none, started
     prompts give theirs up first (they wait again, here), then the youngest sequences (dropped as
-    "preempted"). Commands that a plan gives rise to come with the next event's.
+    "preempted").
     """
 
     def __init__(self, num_blocks: int, layout: KVLayout, config: SchedulerConfig) -> None:
@@ -77,6 +77,10 @@ class ColocatedCore:
                 self.counters.add(WorkerMetric.JUNK_MESSAGES)
             case _:
                 raise InvariantViolation(f"a colocated worker got {type(event).__name__}")
+        return self.flush()
+
+    def flush(self) -> list[Command]:
+        """What planning has given rise to, in order."""
         commands, self._commands = self._commands, []
         return commands
 

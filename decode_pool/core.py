@@ -44,8 +44,7 @@ class DecodeCore:
     """The `RoleCore` of a decode worker.
 
     It never computes prompt tokens: a sequence joins with the KV of its whole prompt and the first token, and
-    each slice is one token. Commands that a plan gives rise to come with the next event's, since `next_step`
-    can only return the plan. Should it ever compute prompt tokens, they are counted, and with `strict` the core
+    each slice is one token. Should it ever compute prompt tokens, they are counted, and with `strict` the core
     raises InvariantViolation. A grant counts as a sequence, so that at most `max_num_seqs` ever want to run.
     """
 
@@ -99,6 +98,10 @@ class DecodeCore:
             case _:
                 raise InvariantViolation(f"a decode worker got {type(event).__name__}")
         self._intake.grant(self._max_num_seqs - len(self._scheduler) - self._intake.num_granted, now)
+        return self.flush()
+
+    def flush(self) -> list[Command]:
+        """What planning has given rise to, in order."""
         commands = list(self._commands)
         self._commands.clear()
         return commands

@@ -60,7 +60,6 @@ RENEWALS_PER_LEASE = 4
 class PrefillCore:
     """The `RoleCore` of a prefill worker.
 
-    Commands that a plan gives rise to come with the next event's, since `next_step` can only return the plan.
     A grant is renewed `RENEWALS_PER_LEASE` times per `transfer_timeout_s` from its arrival until the Seal, so
     that decode's lease runs out only if this worker is dead or has lost the job, however long the prompt
     queues. A Seal that is not answered for as long is sent again, since a message can be lost.
@@ -115,6 +114,10 @@ class PrefillCore:
                 self._renew(now)
             case _:
                 raise InvariantViolation(f"a prefill worker got {type(event).__name__}")
+        return self.flush()
+
+    def flush(self) -> list[Command]:
+        """What planning has given rise to, in order."""
         commands, self._commands = self._commands, []
         return commands
 

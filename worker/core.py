@@ -5,6 +5,7 @@ knows no tensor, socket, thread or clock. Its shell calls, on one thread::
 
     for command in core.handle(event, now): carry out
     plan = core.next_step(now)      # whenever the step thread is idle; None: nothing to run
+    for command in core.flush(): carry out      # what planning gave rise to
 
 and answers every plan with `StepDone`, every `FinishPush` with `PushFinished` or `PushFailed`,
 every `StopPush` with `PushStopped`, every `Verify` with `Verified`, every `CancelReceive` with `ReceiveCancelled`.
@@ -226,8 +227,12 @@ class RoleCore(Protocol):
     def next_step(self, now: float) -> StepPlan | None:
         """The next step to run, or None if there is nothing to run. Called only when no step runs.
 
-        Planning may drop a request to make room; the commands that say so come with the next event's.
+        Planning may drop a request to make room; the commands that say so come with `flush`, or the next event's.
         """
+        ...
+
+    def flush(self) -> list[Command]:
+        """What planning has given rise to, in order."""
         ...
 
     def stats(self) -> WorkerStats:

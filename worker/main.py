@@ -24,6 +24,7 @@ from twinpool.errors import (
     InvariantViolation,
     ModelError,
     NotAMember,
+    StepStuck,
     TwinpoolError,
     WorkerDenied,
 )
@@ -34,7 +35,7 @@ from twinpool.kv_transfer.shm import SharedPool
 from twinpool.layout import KVLayout
 from twinpool.messages import Register
 from twinpool.worker.links import LinkSettings, LocalPool
-from twinpool.worker.process import EXIT_CONFIG, EXIT_FAILED, EXIT_START_ANEW, watch_lifeline
+from twinpool.worker.process import EXIT_CONFIG, EXIT_FAILED, EXIT_START_ANEW, start_anew, watch_lifeline
 from twinpool.worker.shell import CountingCore, WorkerParts, WorkerShell
 
 log = logging.getLogger(__name__)
@@ -116,6 +117,14 @@ async def _run(config: WorkerConfig, make_core: CoreFactory) -> int:
             shell = WorkerShell(worker_parts(config, make_core, runner, end, shared[0] if shared else None))
             log.info("stopped: %s", await shell.run())
         return 0
+    except StepStuck as exc:
+        log.error("%s", exc)
+        for pool in shared:
+            pool.close()
+        # No orderly end: the step thread never comes back, and may hold any lock.
+        if config.link.lifeline_fd is None:
+            start_anew()
+        os._exit(EXIT_FAILED)
     finally:
         for pool in shared:
             pool.close()
@@ -180,9 +189,10 @@ def worker_parts(
         ),
         link=config.link,
         settings=LinkSettings(
-            end, _machine(), config.transfer.transport, usable, config.transfer.faults, config.strict
+            end, _machine(), config.transfer.transport, usable, config.link.join_token, config.transfer.faults, config.strict
         ),
         peer_bind=f"tcp://{config.transfer.host}:*",
+        step_timeout_s=config.engine.step_timeout_s,
     )
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from collections.abc import Callable
+from typing import NoReturn
 
 EXIT_FAILED = 1
 EXIT_CONFIG = 2
@@ -13,6 +15,12 @@ EXIT_START_ANEW = 3
 """The coordinator does not know this process any more; a new one in its place may join."""
 EXIT_ORPHANED = 4
 """The process that started the worker is gone."""
+
+
+def start_anew() -> NoReturn:
+    """Replaces this process by a new one with the same command line: its threads, memory and locks are gone at once,
+    whatever they hang in."""
+    os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 
 
 def watch_lifeline(fd: int, on_cut: Callable[[], None], grace_s: float = 3.0) -> None:

@@ -18,8 +18,11 @@ from twinpool.errors import (
     NotAMember,
     PeerLost,
     ProtocolError,
+    StrangerRefused,
+    StepStuck,
     WorkerDenied,
 )
+from twinpool.junk_log import JunkLog
 from twinpool.messages import (
     Denied,
     Granted,
@@ -83,6 +86,7 @@ class WorkerParts:
     link: LinkConfig
     settings: LinkSettings
     peer_bind: str
+    step_timeout_s: float
 
 
 class WorkerShell:
@@ -95,11 +99,13 @@ class WorkerShell:
         self._welcomed = False
         self._stepping = False
         self._progress = Progress(self._loop.time())
+        self._step_timeout_s = parts.step_timeout_s
         self._tasks: set[asyncio.Task[None]] = set()
         self._peers: dict[tuple[str, str], PeerInfo] = {}
         self._incoming: IncomingLinks | None = None
         self._outgoing: OutgoingLinks | None = None
         self._seen: Counter[WorkerMetric] = Counter()
+        self._junk_log = JunkLog(log)
         match parts.register.role:
             case Role.DECODE:
                 self._incoming = IncomingLinks(
@@ -124,7 +130,11 @@ class WorkerShell:
         )
         self._address = parts.link.coordinator
         self._coordinator = DealerChannel(
-            parts.link.coordinator, parts.settings.end.writer, self._from_coordinator, self._junk
+            parts.link.coordinator,
+            parts.settings.end.writer,
+            parts.link.join_token,
+            self._from_coordinator,
+            self._junk,
         )
 
     def stop(self, reason: str) -> None:
@@ -138,6 +148,7 @@ class WorkerShell:
         Raises:
             WorkerDenied: the coordinator refused; the message says why.
             NotAMember: the coordinator has lost this process, or is another one than it joined.
+            StepStuck: a step has run for `step_timeout_s`. Nothing is closed: the process must end at once.
             InvariantViolation: a rule of the core was broken. The process must end: its state is not to be trusted,
                 and the coordinator resumes elsewhere what it held.
         """
@@ -145,18 +156,29 @@ class WorkerShell:
             self._spawn(timer)
         try:
             reason = await self._ended
-            self._tell_coordinator(Left(reason))
-            return reason
-        finally:
+        except StepStuck:
+            raise
+        except BaseException:
             await self._close()
+            raise
+        await self._close(Left(reason))
+        return reason
 
-    async def _close(self) -> None:
+    async def _close(self, farewell: Left | None = None) -> None:
+        """Ends all work. Only then the coordinator is told `farewell`: from there on others count on it that nothing
+        comes from this process, and that it writes nowhere."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await asyncio.to_thread(self._steps.close)
+        try:
+            async with asyncio.timeout(self._step_timeout_s):
+                await asyncio.to_thread(self._steps.close)
+        except TimeoutError as exc:
+            raise self._stuck() from exc
         if (links := self._links) is not None:
             await links.close()
+        if farewell is not None:
+            self._tell_coordinator(farewell)
         self._coordinator.close()
 
     def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
@@ -200,6 +222,14 @@ class WorkerShell:
             await asyncio.sleep(TICK_S)
             self._handle(Tick())
             self._progress.look(self._loop.time(), self._core.stats().waiting > 0)
+            if self._progress.step_s > self._step_timeout_s:
+                self._fail(self._stuck())
+
+    def _stuck(self) -> StepStuck:
+        return StepStuck(
+            f"a model step has not ended for {self._step_timeout_s:g} s; this process ends. If steps of this model "
+            "may take so long, raise --step-timeout"
+        )
 
     async def _beat(self, every_s: float) -> None:
         while True:
@@ -254,10 +284,14 @@ class WorkerShell:
                 self._transfers.carry_out(command)
 
     def _start_step(self) -> None:
-        if not self._stepping and (plan := self._core.next_step(self._loop.time())) is not None:
+        if self._stepping:
+            return
+        if (plan := self._core.next_step(self._loop.time())) is not None:
             self._stepping = True
             self._progress.step_began()
             self._spawn(self._run_step(plan))
+        for command in self._core.flush():
+            self._carry_out(command)
 
     async def _run_step(self, plan: StepPlan) -> None:
         result = await self._steps.step(plan)
@@ -293,8 +327,9 @@ class WorkerShell:
         self._handle(FromPeer(worker_id, incarnation, message))
 
     def _junk(self, identity: str, error: ProtocolError) -> None:
-        self._core.counters.add(WorkerMetric.JUNK_MESSAGES)
-        log.warning("from %s: %s", identity or "the coordinator", error)
+        is_stranger = isinstance(error, StrangerRefused)
+        self._core.counters.add(WorkerMetric.STRANGERS if is_stranger else WorkerMetric.JUNK_MESSAGES)
+        self._junk_log.say(str(error) if is_stranger else f"from {identity or 'the coordinator'}: {error}")
 
     def _tell_coordinator(self, message: Message) -> None:
         try:

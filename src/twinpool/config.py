@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from math import isfinite
 
 from twinpool.errors import ConfigError
+from twinpool.join_token import JoinToken
 
 MOST_WORKERS = 256
 MOST_THREADS = 1024
@@ -66,7 +67,7 @@ class EngineConfig:
     "auto" or a `Dtype` value. `num_blocks` fixes the KV pool's size; None takes `kv_memory_fraction` of the memory
     that is free on the device when the worker starts, shared by `workers_on_host` workers. `max_model_len` None is
     the model's own context. `threads` bounds the CPU threads of the model, `cpu_cores` are the cores to pin them to
-    (empty: not pinned).
+    (empty: not pinned). A step that runs for `step_timeout_s` is taken for stuck, and the worker ends itself.
     """
 
     model_dir: str
@@ -79,6 +80,7 @@ class EngineConfig:
     max_model_len: int | None = None
     threads: int = 1
     cpu_cores: tuple[int, ...] = ()
+    step_timeout_s: float = 60.0
 
     def __post_init__(self) -> None:
         require("--dtype", self.dtype, self.dtype in ("auto", "float32", "bfloat16", "float16"),
@@ -101,6 +103,8 @@ class EngineConfig:
         require("--threads", self.threads, _is_count(self.threads, MOST_THREADS), f"1 to {MOST_THREADS}")
         require("--cores", self.cpu_cores, all(_is_count(core, MOST_CORES, 0) for core in self.cpu_cores),
                 "core numbers, from 0")  # fmt: skip
+        require("--step-timeout", self.step_timeout_s, _is_time(self.step_timeout_s),
+                f"above 0, at most {MOST_SECONDS:.0f}")  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +164,7 @@ class LinkConfig:
 
     coordinator: str
     worker_id: str
+    join_token: JoinToken
     lifeline_fd: int | None = None
 
     def __post_init__(self) -> None:
@@ -182,7 +187,7 @@ class WorkerConfig:
 
 @dataclass(frozen=True, slots=True)
 class CoordinatorConfig:
-    """The coordinator's bounds.
+    """The coordinator's bounds, and the token that lets workers join: a fresh one, unless given.
 
     The queue is bounded in requests, in prompt tokens and in time. `max_in_flight` bounds the requests that are on
     workers (None: what the decode workers report they can run, twice over). `max_attempts` bounds how often one
@@ -204,6 +209,7 @@ class CoordinatorConfig:
     lease_s: float = 5.0
     start_timeout_s: float = 120.0
     finished_timelines: int = 1000
+    join_token: JoinToken = field(default_factory=JoinToken.fresh, compare=False)
 
     def __post_init__(self) -> None:
         require("--max-queue-requests", self.max_queue_requests, self.max_queue_requests >= 1, "1 or more")

@@ -21,8 +21,10 @@
     │   ├── ClientTooSlow            408: its client does not take what it is sent
     │   └── RequestFailed            500: accepted, then lost (a worker died, a transfer broke)
     ├── ProtocolError            a message that does not decode, or comes at the wrong time
+    │   └── StrangerRefused          a connection of somebody who has not the join token
     ├── WorkerDenied             the coordinator does not let this worker in
     ├── NotAMember               the coordinator does not know this worker process any more
+    ├── StepStuck                a model step does not end
     ├── LayoutMismatch           two workers whose KV cannot be exchanged
     ├── TransferError            moving KV blocks failed
     │   ├── TransportUnavailable     this machine cannot use that transport
@@ -183,12 +185,20 @@ class ProtocolError(TwinpoolError):
     """A message that does not decode, has another version, or comes at the wrong time."""
 
 
+class StrangerRefused(ProtocolError):
+    """Somebody connected who has not the join token, or does not speak the protocol at all. Nothing of it got in."""
+
+
 class WorkerDenied(TwinpoolError):
     """The coordinator does not let this worker in, and says why. Starting it again cannot help."""
 
 
 class NotAMember(TwinpoolError):
     """The coordinator does not know this worker process (any more). A new process in its place may join."""
+
+
+class StepStuck(TwinpoolError):
+    """A model step has run for so long that it will not end. Nothing in the process can be waited for any more."""
 
 
 class LayoutMismatch(TwinpoolError):

@@ -39,7 +39,8 @@ def test_steps_that_end_are_progress_for_those_who_wait() -> None:
 def test_work_that_waits_while_nothing_ends_is_a_standstill_until_something_does() -> None:
     progress = Progress(0.0)
     now = looked(progress, 0.0, 30.0, is_anything_waiting=True)
-    assert round(progress.stalled_s) == 30 and progress.step_s == 0.0
+    assert round(progress.stalled_s) == 30
+    assert progress.step_s == 0.0
     progress.moved()
     assert progress.stalled_s == 0.0
     looked(progress, now, 1.0)

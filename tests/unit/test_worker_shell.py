@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 
 import pytest
 
 from twinpool.config import LinkConfig, Role, TransportName
 from twinpool.engine.batch import StepBatch, StepOutput
-from twinpool.errors import InvariantViolation
+from twinpool.errors import InvariantViolation, StepStuck
 from twinpool.kv_transfer.connector import BlockRange, KVRegion, LocalEnd
 from twinpool.layout import Dtype, KVLayout
 from twinpool.messages import PeerInfo, Register, WorkerStats
 from twinpool.metrics import Counters, WorkerMetric
-from twinpool.worker.core import Command, Event, PeerLinked, StepPlan
+from twinpool.worker.core import CancelReceive, Command, Event, PeerLinked, ReceiveCancelled, StepPlan
 from twinpool.worker.links import LinkSettings, LocalPool
 from twinpool.worker.outgoing import OutgoingLinks
 from twinpool.worker.shell import WorkerParts, WorkerShell
+from twinpool.worker.step_thread import Runner
 
 LAYOUT = KVLayout(num_layers=2, num_kv_heads=1, head_dim=8, block_size=8, dtype=Dtype.FLOAT32)
 NUM_BLOCKS = 4
@@ -28,16 +30,24 @@ class Core:
     def __init__(self, error: Exception | None = None) -> None:
         self.counters = Counters()
         self.events: list[Event] = []
+        self.news: asyncio.Queue[Event] = asyncio.Queue()
+        self.plan: StepPlan | None = None
+        self.planned: list[Command] = []
         self._error = error
 
     def handle(self, event: Event, now: float) -> list[Command]:  # noqa: ARG002
         self.events.append(event)
+        self.news.put_nowait(event)
         if self._error is not None:
             raise self._error
         return []
 
     def next_step(self, now: float) -> StepPlan | None:  # noqa: ARG002
-        return None
+        return self.plan
+
+    def flush(self) -> list[Command]:
+        commands, self.planned = self.planned, []
+        return commands
 
     def stats(self) -> WorkerStats:
         return WorkerStats(NUM_BLOCKS, 0, 0, 0, 0, 0, 0, 0, {})
@@ -53,17 +63,29 @@ class NoRunner:
         raise NotImplementedError
 
 
-def shell_of(core: Core) -> WorkerShell:
+class StuckRunner:
+    """A model whose step ends when the test says so."""
+
+    def __init__(self) -> None:
+        self.end = threading.Event()
+
+    def run(self, batch: StepBatch, on_layer_done: object = None) -> StepOutput:  # noqa: ARG002
+        self.end.wait(30)
+        return StepOutput({}, 0.0)
+
+
+def shell_of(core: Core, runner: Runner | None = None, step_timeout_s: float = 60.0) -> WorkerShell:
     """A decode worker whose coordinator never answers."""
     return WorkerShell(
         WorkerParts(
             core=core,
-            runner=NoRunner(),
+            runner=runner or NoRunner(),
             pool=pool(),
             register=Register("decode-0", "b1", Role.DECODE, 1, "", "model", LAYOUT, NUM_BLOCKS, 8, 1),
             link=LinkConfig("tcp://127.0.0.1:1", "decode-0"),
             settings=settings("decode-0"),
             peer_bind="tcp://127.0.0.1:*",
+            step_timeout_s=step_timeout_s,
         )
     )
 
@@ -86,6 +108,45 @@ async def test_whatever_a_core_raises_ends_the_worker(error: Exception) -> None:
             await shell_of(core).run()
     assert len(core.events) == 1
     assert core.counters[WorkerMetric.INVARIANT_VIOLATIONS] == isinstance(error, InvariantViolation)
+
+
+async def test_a_worker_whose_step_never_ends_ends_itself_and_waits_for_nothing() -> None:
+    core, runner = Core(), StuckRunner()
+    core.plan = StepPlan(StepBatch(()))
+    shell = shell_of(core, runner, step_timeout_s=0.2)
+    try:
+        async with asyncio.timeout(10):
+            with pytest.raises(StepStuck, match="--step-timeout"):
+                await shell.run()
+    finally:
+        runner.end.set()
+
+
+async def test_a_worker_that_is_told_to_stop_does_not_wait_forever_for_its_step() -> None:
+    core, runner = Core(), StuckRunner()
+    core.plan = StepPlan(StepBatch(()))
+    shell = shell_of(core, runner, step_timeout_s=0.5)
+    running = asyncio.create_task(shell.run())
+    try:
+        async with asyncio.timeout(10):
+            await core.news.get()
+            shell.stop("the test is over")
+            with pytest.raises(StepStuck):
+                await running
+    finally:
+        runner.end.set()
+
+
+async def test_what_planning_gives_rise_to_does_not_wait_for_the_next_event() -> None:
+    core = Core()
+    core.planned = [CancelReceive(7)]
+    shell = shell_of(core)
+    running = asyncio.create_task(shell.run())
+    async with asyncio.timeout(10):
+        while await core.news.get() != ReceiveCancelled(7):
+            pass
+    shell.stop("the test is over")
+    await running
 
 
 async def test_a_coordinator_that_does_not_answer_is_named_ever_more_rarely(

@@ -54,6 +54,8 @@ _ENGINE = (
          "share of the free memory that the KV of all workers of this host takes together", float),
     Flag("--max-model-len", EngineConfig, "max_model_len", "TOKENS",
          "longest prompt plus output (default: the model's own context)", int),
+    Flag("--step-timeout", EngineConfig, "step_timeout_s", "SECONDS",
+         "a model step that runs for so long is stuck: the worker ends, its requests go on elsewhere", float),
 )  # fmt: skip
 _SCHEDULING = (
     Flag("--token-budget", SchedulerConfig, "token_budget", "TOKENS",

@@ -6,7 +6,6 @@ import argparse
 import os
 import platform
 import re
-import sys
 from typing import TYPE_CHECKING
 
 from twinpool.commands.flags import (
@@ -95,11 +94,11 @@ def run(args: argparse.Namespace) -> int:
     )
     # These import torch: not before the settings are known to be right.
     from twinpool.worker.main import run_worker
-    from twinpool.worker.process import EXIT_START_ANEW
+    from twinpool.worker.process import EXIT_START_ANEW, start_anew
 
     status = run_worker(config, _core_factory(config))
     if status == EXIT_START_ANEW and args.lifeline_fd is None:
-        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+        start_anew()
     return status
 
 
