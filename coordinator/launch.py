@@ -11,7 +11,7 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -76,6 +76,7 @@ class Launcher:
     `on_exit(worker_id, pid, reason)` is called at each end of a process. A worker that dies is started again with a
     growing pause, at most `RESTARTS_ALLOWED` times in `RESTART_WINDOW_S`; one that exits with `EXIT_CONFIG` is not.
     A start that the system refuses (no memory, no file descriptor) counts like one that died.
+    `secrets` are environment variables that workers get beside this process's: command lines are for all to read.
     `on_given_up(worker_id, reason)` is called when it will not be started again.
     """
 
@@ -84,10 +85,12 @@ class Launcher:
         endpoint: str,
         on_exit: Callable[[str, int, str], None],
         on_given_up: Callable[[str, str], None],
+        secrets: Mapping[str, str],
     ) -> None:
         self._endpoint = endpoint
         self._on_exit = on_exit
         self._on_given_up = on_given_up
+        self._secrets = secrets
         self._running: dict[str, _Running] = {}
         self._stopping = False
         self._lifeline_read, self._lifeline_write = os.pipe()
@@ -172,7 +175,7 @@ class Launcher:
         if spec.cores:
             command += ["--cores", ",".join(map(str, spec.cores))]
         threads = str(spec.threads)
-        environment = os.environ | {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
+        environment = os.environ | {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads} | self._secrets
         return await asyncio.create_subprocess_exec(
             *command,
             *spec.arguments,

@@ -42,9 +42,11 @@ from twinpool.errors import (
     PeerLost,
     ProtocolError,
     RequestError,
+    StrangerRefused,
     TwinpoolError,
     UnknownRequest,
 )
+from twinpool.junk_log import JunkLog
 from twinpool.messages import Message
 from twinpool.metrics import WorkerMetric
 
@@ -75,6 +77,7 @@ class Coordinator:
         self._end_process = end_process
         self._core = CoordinatorCore(config, eos_token_ids)
         self._own_counts: Counter[WorkerMetric] = Counter()
+        self._junk_log = JunkLog(log)
         self._exposition = Exposition(self._core, self._own_counts)
         self._streams: dict[str, OutputStream] = {}
         self._refusals: dict[str, RequestError] = {}
@@ -93,7 +96,9 @@ class Coordinator:
         Raises:
             ConfigError: the control address cannot be bound.
         """
-        self._channel = RouterChannel(self._config.control, self._on_message, self._on_junk)
+        self._channel = RouterChannel(
+            self._config.control, self._config.join_token, self._on_message, self._on_junk
+        )
         self._ticker = asyncio.create_task(self._tick(), name="coordinator tick")
 
     @property
@@ -277,8 +282,9 @@ class Coordinator:
         self._handle(FromWorker(worker_id, incarnation, message))
 
     def _on_junk(self, identity: str, error: ProtocolError) -> None:
-        self._own_counts[WorkerMetric.JUNK_MESSAGES] += 1
-        log.warning("from %r: %s", identity, error)
+        is_stranger = isinstance(error, StrangerRefused)
+        self._own_counts[WorkerMetric.STRANGERS if is_stranger else WorkerMetric.JUNK_MESSAGES] += 1
+        self._junk_log.say(str(error) if is_stranger else f"from {identity!r}: {error}")
 
     async def _tick(self) -> None:
         last, skipped = self.now(), False

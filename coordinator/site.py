@@ -21,6 +21,7 @@ from twinpool.coordinator.server import Coordinator
 from twinpool.engine.model_files import ResolvedModel, resolve
 from twinpool.engine.tokenizer import Tokenizer
 from twinpool.errors import ConfigError, TwinpoolError
+from twinpool.join_token import VARIABLE
 from twinpool.kv_transfer.shm import sweep
 
 log = logging.getLogger(__name__)
@@ -79,7 +80,9 @@ class _Site:
                 sweep(self._deployment)  # one that was killed left its pool behind
                 coordinator.worker_exited(worker_id, pid, reason)
 
-            launcher = Launcher(coordinator.endpoint, on_exit, self._on_given_up)
+            launcher = Launcher(
+                coordinator.endpoint, on_exit, self._on_given_up, {VARIABLE: self._config.join_token.text}
+            )
             self._launcher = launcher
             ending.push_async_callback(self._stop_workers, launcher)
             app = create_app(coordinator, tokenizer, name)

@@ -82,7 +82,7 @@ class IncomingLinks:
         self._next_probe_fence = probe.FIRST_PROBE_FENCE
         self._probe_lock = asyncio.Lock()
         self._spawn = spawn
-        self._channel = RouterChannel(bind, self._received, on_junk, setting="--kv-host")
+        self._channel = RouterChannel(bind, settings.join_token, self._received, on_junk, setting="--kv-host")
 
     @property
     def endpoint(self) -> str:

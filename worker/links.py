@@ -9,11 +9,16 @@ from typing import Any
 
 from twinpool.config import TransportName
 from twinpool.errors import ProtocolError
+from twinpool.join_token import VARIABLE, JoinToken
 from twinpool.kv_transfer.connector import KVRegion, LocalEnd
 from twinpool.kv_transfer.shm import SharedPool
 from twinpool.messages import Message
 
 PROBE_LIMIT_S = 15.0
+TURNED_AWAY = (
+    f"does not accept this join token, or is no Twinpool: give both the same --join-token-file or {VARIABLE}"
+)
+"""What is wrong with a channel that takes connections and breaks them off."""
 
 OnPeerMessage = Callable[[str, str, Message], None]
 """(worker id, incarnation, message)"""
@@ -43,6 +48,7 @@ class LinkSettings:
     host: str
     wanted: TransportName
     transports: tuple[str, ...]
+    join_token: JoinToken
     faults: str = ""
     strict: bool = False
     reopen_pauses_s: tuple[float, ...] = (1.0, 4.0, 15.0)

@@ -189,7 +189,13 @@ def worker_parts(
         ),
         link=config.link,
         settings=LinkSettings(
-            end, _machine(), config.transfer.transport, usable, config.link.join_token, config.transfer.faults, config.strict
+            end,
+            _machine(),
+            config.transfer.transport,
+            usable,
+            config.link.join_token,
+            config.transfer.faults,
+            config.strict,
         ),
         peer_bind=f"tcp://{config.transfer.host}:*",
         step_timeout_s=config.engine.step_timeout_s,

@@ -25,7 +25,15 @@ from twinpool.messages import (
     ProbeSeal,
 )
 from twinpool.worker.core import Event, FromPeer, LinkLost, PeerLinked
-from twinpool.worker.links import PROBE_LIMIT_S, LinkSettings, LocalPool, OnJunk, OnPeerMessage, Spawn
+from twinpool.worker.links import (
+    PROBE_LIMIT_S,
+    TURNED_AWAY,
+    LinkSettings,
+    LocalPool,
+    OnJunk,
+    OnPeerMessage,
+    Spawn,
+)
 
 log = logging.getLogger(__name__)
 
@@ -59,7 +67,9 @@ class OutgoingLink:
         self._on_junk = on_junk
         self._answers: asyncio.Queue[Message] = asyncio.Queue(MAX_ANSWERS)
         self._sender: KVSender | None = None
-        self._channel = DealerChannel(peer.endpoint, settings.end.writer, self._received, on_junk)
+        self._channel = DealerChannel(
+            peer.endpoint, settings.end.writer, settings.join_token, self._received, on_junk
+        )
 
     @property
     def sender(self) -> KVSender:
@@ -163,6 +173,8 @@ class OutgoingLink:
                     log.info("%s: out of turn: %s", self.peer.worker_id, type(answer).__name__)
                 return answer
         except TimeoutError as exc:
+            if self._channel.num_refused:
+                raise PeerLost(f"{self.peer.worker_id} at {self.peer.endpoint} {TURNED_AWAY}") from exc
             raise PeerLost(f"{self.peer.worker_id} has not answered for {ANSWER_LIMIT_S:.0f} s") from exc
 
     def _received(self, _: str, message: Message) -> None:

@@ -18,8 +18,8 @@ from twinpool.errors import (
     NotAMember,
     PeerLost,
     ProtocolError,
-    StrangerRefused,
     StepStuck,
+    StrangerRefused,
     WorkerDenied,
 )
 from twinpool.junk_log import JunkLog
@@ -55,7 +55,7 @@ from twinpool.worker.core import (
     Verified,
 )
 from twinpool.worker.incoming import IncomingLinks
-from twinpool.worker.links import LinkSettings, LocalPool
+from twinpool.worker.links import TURNED_AWAY, LinkSettings, LocalPool
 from twinpool.worker.outgoing import OutgoingLinks
 from twinpool.worker.progress import Progress
 from twinpool.worker.step_thread import Runner, StepThread
@@ -65,6 +65,8 @@ log = logging.getLogger(__name__)
 
 TICK_S = 0.05
 REGISTER_AGAIN_S = 2.0
+MOST_REFUSALS = 8
+"""Of its attempts to connect, one about every 0.4 s, so many in a row are broken off before a worker gives up."""
 NO_ANSWER_S = 4.0
 """A coordinator that is silent for so long is worth a warning, and again each time that this has doubled."""
 
@@ -221,6 +223,8 @@ class WorkerShell:
         while True:
             await asyncio.sleep(TICK_S)
             self._handle(Tick())
+            if self._coordinator.num_refused >= MOST_REFUSALS:
+                self._fail(WorkerDenied(f"the coordinator at {self._address} {TURNED_AWAY}"))
             self._progress.look(self._loop.time(), self._core.stats().waiting > 0)
             if self._progress.step_s > self._step_timeout_s:
                 self._fail(self._stuck())

@@ -2,20 +2,40 @@
 
 A channel hands each message that arrives to one callback, on the event loop; sending never blocks. The identity of a
 connection is ``worker_id/incarnation``: a process that comes back has a new one, so it is never mistaken for the old.
+
+Every connection is encrypted and authenticated both ways by CURVE (https://rfc.zeromq.org/spec/26). Both key pairs, the
+bound side's and the one that all who connect share, are made from the join token, so that who has it can do both and
+who has not can do neither: nobody else gets a message in, reads one, or is taken for the bound side.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hmac
 from collections.abc import Callable
 from types import TracebackType
 
 import zmq
+from zmq.utils import z85
+from zmq.utils.monitor import parse_monitor_message
 
-from twinpool.errors import ConfigError, PeerLost, ProtocolError
+from twinpool.errors import ConfigError, PeerLost, ProtocolError, StrangerRefused
+from twinpool.join_token import JoinToken
 from twinpool.messages import MAX_MESSAGE_BYTES, Message, decode, encode
 
 MAX_QUEUED_MESSAGES = 100_000
+HANDSHAKE_LIMIT_MS = 5_000
+"""Who has not said by then that it has the token is cut off."""
+RECONNECT_MS = 250
+LONGEST_RECONNECT_MS = 2_000
+
+_FAILED = (
+    zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+)
+_ZAP_ADDRESS = "inproc://zeromq.zap.01"
+_ADMIT, _TURN_AWAY = (b"200", b"OK"), (b"400", b"another join token")
 
 OnMessage = Callable[[str, Message], None]
 OnJunk = Callable[[str, ProtocolError], None]
@@ -28,11 +48,13 @@ class Channel:
     does not; neither may block or raise. Identity is "" on a dealer, whose only peer is the one it connected to.
     """
 
-    def __init__(self, kind: int, on_message: OnMessage, on_junk: OnJunk) -> None:
+    def __init__(self, kind: int, token: JoinToken, on_message: OnMessage, on_junk: OnJunk) -> None:
         self._on_message = on_message
         self._on_junk = on_junk
+        self._keys = _Keys(token)
         self._context = zmq.Context(io_threads=1)
         self._socket = self._context.socket(kind)
+        self._socket.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_LIMIT_MS)
         self._socket.setsockopt(zmq.LINGER, 200)
         self._socket.setsockopt(zmq.SNDHWM, MAX_QUEUED_MESSAGES)
         self._socket.setsockopt(zmq.RCVHWM, MAX_QUEUED_MESSAGES)
@@ -40,10 +62,24 @@ class Channel:
         self._loop = asyncio.get_running_loop()
         self._drain_scheduled = False
         self._closed = False
+        self._monitor = self._socket.get_monitor_socket(_FAILED | zmq.EVENT_HANDSHAKE_SUCCEEDED)
+        self._loop.add_reader(self._monitor.fileno(), self._watch)
 
     def _listen(self) -> None:
         self._loop.add_reader(self._socket.fileno(), self._drain)
         self._schedule_drain()
+
+    def _watch(self) -> None:
+        while not self._closed:
+            try:
+                event = parse_monitor_message(self._monitor.recv_multipart(zmq.NOBLOCK))
+            except zmq.Again:
+                return
+            self._handshake_ended(succeeded=not event["event"] & _FAILED)
+
+    def _handshake_ended(self, succeeded: bool) -> None:
+        """A connection is up, or is given up because the other side has another token or is no channel at all."""
+        raise NotImplementedError
 
     def _schedule_drain(self) -> None:
         # zmq's file descriptor is edge-triggered: any call on the socket may swallow the edge, so look again after.
@@ -80,8 +116,15 @@ class Channel:
         if not self._closed:
             self._closed = True
             self._loop.remove_reader(self._socket.fileno())
+            self._loop.remove_reader(self._monitor.fileno())
+            self._socket.disable_monitor()
+            self._monitor.close(linger=0)
             self._socket.close()
+            self._close_helpers()
             self._context.term()
+
+    def _close_helpers(self) -> None:
+        """Closes what else uses the context."""
 
     def __enter__(self) -> Channel:
         return self
@@ -96,15 +139,26 @@ class RouterChannel(Channel):
     """The bound side: many peers, told apart by identity."""
 
     def __init__(
-        self, bind: str, on_message: OnMessage, on_junk: OnJunk, *, setting: str = "--control"
+        self,
+        bind: str,
+        token: JoinToken,
+        on_message: OnMessage,
+        on_junk: OnJunk,
+        *,
+        setting: str = "--control",
     ) -> None:
-        """Binds to `bind`; a port of ``*`` takes any free one. `setting` is the flag that an error names.
+        """Binds to `bind`; a port of ``*`` takes any free one. `setting` is the flag that an error names. Connections
+        of who has not the token come to `on_junk` as StrangerRefused, without an identity.
 
         Raises:
             ConfigError: the address cannot be bound.
         """
-        super().__init__(zmq.ROUTER, on_message, on_junk)
+        super().__init__(zmq.ROUTER, token, on_message, on_junk)
+        self._doorkeeper = _Doorkeeper(self._context, self._loop, self._keys.client_public)
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        self._socket.setsockopt(zmq.CURVE_SERVER, 1)
+        self._socket.setsockopt(zmq.CURVE_SECRETKEY, self._keys.server_secret)
+        self._socket.setsockopt(zmq.ZAP_DOMAIN, b"twinpool")
         try:
             self._socket.bind(bind)
         except zmq.ZMQError as exc:
@@ -123,19 +177,38 @@ class RouterChannel(Channel):
         """
         self._send([identity.encode(), encode(message)], identity)
 
+    def _handshake_ended(self, succeeded: bool) -> None:
+        if not succeeded:
+            self._on_junk(
+                "", StrangerRefused(f"somebody at {self.endpoint} who did not prove to have the join token")
+            )
+
+    def _close_helpers(self) -> None:
+        self._doorkeeper.close()
+
 
 class DealerChannel(Channel):
-    """The connecting side: one peer."""
+    """The connecting side: one peer. `num_refused` counts the attempts to connect, since the last that succeeded, that
+    the other side took and then broke off: it has another token, or is no channel.
+    """
 
-    def __init__(self, connect: str, identity: str, on_message: OnMessage, on_junk: OnJunk) -> None:
+    def __init__(
+        self, connect: str, identity: str, token: JoinToken, on_message: OnMessage, on_junk: OnJunk
+    ) -> None:
         """Connects to `connect` (in the background) under `identity`.
 
         Raises:
             ConfigError: the address is no ZeroMQ address.
         """
-        super().__init__(zmq.DEALER, on_message, on_junk)
+        super().__init__(zmq.DEALER, token, on_message, on_junk)
+        self.num_refused = 0
         self._peer = connect
         self._socket.setsockopt_string(zmq.IDENTITY, identity)
+        self._socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
+        self._socket.setsockopt(zmq.RECONNECT_IVL_MAX, LONGEST_RECONNECT_MS)
+        self._socket.setsockopt(zmq.CURVE_SERVERKEY, self._keys.server_public)
+        self._socket.setsockopt(zmq.CURVE_SECRETKEY, self._keys.client_secret)
+        self._socket.setsockopt(zmq.CURVE_PUBLICKEY, self._keys.client_public)
         try:
             self._socket.connect(connect)
         except zmq.ZMQError as exc:
@@ -152,3 +225,46 @@ class DealerChannel(Channel):
             PeerLost: the queue is full.
         """
         self._send([encode(message)], self._peer)
+
+    def _handshake_ended(self, succeeded: bool) -> None:
+        self.num_refused = 0 if succeeded else self.num_refused + 1
+
+
+class _Keys:
+    """Both key pairs, in zmq's printable form (Z85)."""
+
+    def __init__(self, token: JoinToken) -> None:
+        self.server_secret = z85.encode(token.key("channel server"))
+        self.server_public = zmq.curve_public(self.server_secret)
+        self.client_secret = z85.encode(token.key("channel client"))
+        self.client_public = zmq.curve_public(self.client_secret)
+
+
+class _Doorkeeper:
+    """Tells zmq (https://rfc.zeromq.org/spec/27) to let in those who prove that they have the key `admitted`."""
+
+    def __init__(
+        self, context: zmq.Context[zmq.Socket[bytes]], loop: asyncio.AbstractEventLoop, admitted: bytes
+    ) -> None:
+        self._admitted = z85.decode(admitted)
+        self._loop = loop
+        self._socket = context.socket(zmq.REP)
+        self._socket.bind(_ZAP_ADDRESS)
+        loop.add_reader(self._socket.fileno(), self._answer)
+
+    def _answer(self) -> None:
+        while True:
+            try:
+                version, request_id, _domain, _address, _identity, mechanism, *proofs = (
+                    self._socket.recv_multipart(zmq.NOBLOCK)
+                )
+            except zmq.Again:
+                return
+            may_enter = mechanism == b"CURVE" and hmac.compare_digest(proofs[0], self._admitted)
+            code, reason = _ADMIT if may_enter else _TURN_AWAY
+            self._socket.send_multipart([version, request_id, code, reason, b"", b""], zmq.NOBLOCK)
+
+    def close(self) -> None:
+        """Answers no more."""
+        self._loop.remove_reader(self._socket.fileno())
+        self._socket.close(linger=0)

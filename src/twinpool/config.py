@@ -24,6 +24,7 @@ MOST_TOKENS = 2**31 - 1
 MOST_SECONDS = 1e6
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _NAME_ALLOWED = "1 to 64 letters, digits, - and _"
+_LOOPBACK = re.compile(r"127(\.\d{1,3}){3}|localhost|\[?::1\]?|lo")
 _DEVICE = re.compile(r"auto|cpu|cuda(:\d{1,4})?")
 
 
@@ -51,6 +52,14 @@ def _is_count(value: int | None, most: int, least: int = 1) -> bool:
 
 def _is_time(value: float, *, zero: bool = False) -> bool:
     return isfinite(value) and (0 < value <= MOST_SECONDS or (zero and value == 0))
+
+
+def is_loopback(address: str) -> bool:
+    """Whether only this host can reach what listens on `address`: a host, or a ZeroMQ address."""
+    if address.startswith("ipc://"):
+        return True
+    host = address.removeprefix("tcp://").rpartition(":")[0] if address.startswith("tcp://") else address
+    return _LOOPBACK.fullmatch(host) is not None
 
 
 def require(setting: str, value: object, ok: bool, allowed: str) -> None:
@@ -220,6 +229,37 @@ class CoordinatorConfig:
         )
         require("--drain", self.drain_s, _is_time(self.drain_s, zero=True), f"0 to {MOST_SECONDS:.0f}")
         require("--max-attempts", self.max_attempts, self.max_attempts >= 1, "1 or more")
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayConfig:
+    """What the HTTP side grants its clients.
+
+    `api_keys_file` ("": none) and `api_keys` (``tenant:key,…``) say who may send requests; without either, anyone.
+    `metrics_open`: `/metrics` needs no key. A body longer than `max_body_bytes` is refused. A stream may hold back
+    `max_buffered_bytes` for a client that is behind, and a client that takes nothing for `client_stall_s` is cut. The
+    head of a request must be complete within `head_timeout_s`, its body within `body_timeout_s` and the time that it
+    takes at 64 KiB per second.
+    """
+
+    api_keys_file: str = ""
+    api_keys: str = field(default="", repr=False)
+    metrics_open: bool = False
+    max_body_bytes: int = 16 << 20
+    max_buffered_bytes: int = 256 << 10
+    client_stall_s: float = 30.0
+    max_connections: int | None = None
+    head_timeout_s: float = 10.0
+    body_timeout_s: float = 30.0
+
+    def __post_init__(self) -> None:
+        require("--max-body-bytes", self.max_body_bytes, self.max_body_bytes >= 1, "1 or more")
+        require(
+            "--max-buffered-bytes", self.max_buffered_bytes, self.max_buffered_bytes >= 1024, "1024 or more"
+        )
+        require("--max-connections", self.max_connections, _is_count(self.max_connections, 1 << 20), f"1 to {1 << 20}")
+        require("--client-stall", self.client_stall_s, _is_time(self.client_stall_s),
+                f"above 0, at most {MOST_SECONDS:.0f}")  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

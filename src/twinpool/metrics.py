@@ -30,6 +30,7 @@ class WorkerMetric(StrEnum):
     REFUSED = "refused_total"
     EXPIRED = "reservations_expired_total"
     JUNK_MESSAGES = "junk_messages_total"
+    STRANGERS = "refused_connections_total"
     INVARIANT_VIOLATIONS = "invariant_violations_total"
 
 
@@ -54,6 +55,7 @@ METRIC_HELP: dict[WorkerMetric, str] = {
     WorkerMetric.REFUSED: "Jobs refused here.",
     WorkerMetric.EXPIRED: "Reservations that ran out before their KV came.",
     WorkerMetric.JUNK_MESSAGES: "Messages that did not decode or made no sense.",
+    WorkerMetric.STRANGERS: "Connections of somebody who has not the join token.",
     WorkerMetric.INVARIANT_VIOLATIONS: "Broken ownership invariants. Anything but 0 is a bug in Twinpool.",
 }
 
@@ -113,6 +115,38 @@ GAUGE_HELP: dict[Gauge, str] = {
     Gauge.WAITING_TOKENS: "Prompt tokens that wait at the worker to be computed (prefill) or received (decode).",
     Gauge.BLOCKS: "KV blocks: free + owned + cached + quarantined are all; leased ones are counted there too.",
     Gauge.LINK_RATE: "Measured rate of the link between two workers, in 1e9 bytes per second.",
+}
+
+
+class GatewayMetric(StrEnum):
+    """What the gateway counts. All only grow."""
+
+    SLOW_CLIENTS = "slow_clients_cut_total"
+    UNAUTHORIZED = "http_unauthorized_total"
+    DUPLICATES = "http_duplicate_requests_total"
+    HEADS_REFUSED = "http_heads_refused_total"
+    CONNECTIONS_REFUSED = "http_connections_refused_total"
+
+
+GATEWAY_METRIC_HELP: dict[GatewayMetric, str] = {
+    GatewayMetric.SLOW_CLIENTS: "Clients that were cut because they did not take what they were sent.",
+    GatewayMetric.UNAUTHORIZED: "Requests refused because their API key was missing or unknown.",
+    GatewayMetric.DUPLICATES: "Requests refused because one with their id was running.",
+    GatewayMetric.HEADS_REFUSED: "Requests whose head was no HTTP, too large or too slow.",
+    GatewayMetric.CONNECTIONS_REFUSED: "Connections refused because too many were open.",
+}
+
+
+class GatewayGauge(StrEnum):
+    """What the gateway shows of the present moment."""
+
+    CONNECTIONS = "http_connections"
+    BUFFERED = "client_buffered_bytes"
+
+
+GATEWAY_GAUGE_HELP: dict[GatewayGauge, str] = {
+    GatewayGauge.CONNECTIONS: "Open HTTP connections.",
+    GatewayGauge.BUFFERED: "Bytes of answers that wait in this process for their clients to take them.",
 }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from support.join_token import TEST_TOKEN
 
 from twinpool.channel import DealerChannel, RouterChannel
 from twinpool.errors import ConfigError, PeerLost, ProtocolError
@@ -31,8 +32,8 @@ class Heard:
 async def test_both_directions_and_junk_between_messages() -> None:
     above, below = Heard(), Heard()
     with (
-        RouterChannel(ANY_PORT, above, above) as router,
-        DealerChannel(router.endpoint, "w/1", below, below) as dealer,
+        RouterChannel(ANY_PORT, TEST_TOKEN, above, above) as router,
+        DealerChannel(router.endpoint, "w/1", TEST_TOKEN, below, below) as dealer,
     ):
         dealer.send(Left("first"))
         assert await above.next() == ("w/1", Left("first"))
@@ -47,7 +48,7 @@ async def test_both_directions_and_junk_between_messages() -> None:
 
 async def test_an_unknown_peer_and_a_closed_channel_are_lost() -> None:
     heard = Heard()
-    router = RouterChannel(ANY_PORT, heard, heard)
+    router = RouterChannel(ANY_PORT, TEST_TOKEN, heard, heard)
     with pytest.raises(PeerLost, match="nobody/1"):
         router.send("nobody/1", Stop())
     router.close()
@@ -58,9 +59,9 @@ async def test_an_unknown_peer_and_a_closed_channel_are_lost() -> None:
 
 async def test_an_address_that_does_not_work_is_named() -> None:
     heard = Heard()
-    with RouterChannel(ANY_PORT, heard, heard) as router:
+    with RouterChannel(ANY_PORT, TEST_TOKEN, heard, heard) as router:
         with pytest.raises(ConfigError, match=f"{router.endpoint}.*cannot be bound.*choose another"):
-            RouterChannel(router.endpoint, heard, heard)
+            RouterChannel(router.endpoint, TEST_TOKEN, heard, heard)
         for nonsense in ("10.0.0.1:7000", "tcp://no-port"):
             with pytest.raises(ConfigError, match=f"{nonsense}.*like tcp://10.0.0.1:7000"):
-                DealerChannel(nonsense, "w/1", heard, heard)
+                DealerChannel(nonsense, "w/1", TEST_TOKEN, heard, heard)

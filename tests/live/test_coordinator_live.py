@@ -11,6 +11,7 @@ import pytest
 import zmq
 import zmq.asyncio
 from support.coordinator_core import EOS, register, stats
+from support.join_token import TEST_TOKEN
 
 from twinpool.channel import DealerChannel
 from twinpool.config import CoordinatorConfig, Role
@@ -68,7 +69,9 @@ class WireWorker:
         self.received: list[Message] = []
         self.jobs: dict[RequestKey, Job] = {}
         self._arrived = asyncio.Event()
-        self._channel = DealerChannel(endpoint, f"{worker_id}/{incarnation}", self._on_message, self._on_junk)
+        self._channel = DealerChannel(
+            endpoint, f"{worker_id}/{incarnation}", TEST_TOKEN, self._on_message, self._on_junk
+        )
         self._channel.send(register(worker_id, role, incarnation, **changes))
         self._beating = asyncio.create_task(self._beat())
 
@@ -149,7 +152,9 @@ class Live:
 
 @asynccontextmanager
 async def running(**settings: Any) -> AsyncIterator[tuple[Live, Coordinator]]:
-    coordinator = Coordinator(CoordinatorConfig(**({"drain_s": 2.0} | settings)), (EOS,))
+    coordinator = Coordinator(
+        CoordinatorConfig(**({"drain_s": 2.0, "join_token": TEST_TOKEN} | settings)), (EOS,)
+    )
     await coordinator.start()
     live = Live(coordinator)
     try:

@@ -23,7 +23,9 @@ class Scripted(Launcher):
         self.exits: list[str] = []
         self.num_starts = 0
         self.given_up: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        super().__init__("tcp://nowhere", self._exited, lambda _, reason: self.given_up.set_result(reason))
+        super().__init__(
+            "tcp://nowhere", self._exited, lambda _, reason: self.given_up.set_result(reason), {}
+        )
         self._status = status
 
     def _exited(self, worker_id: str, pid: int, reason: str) -> None:

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Coroutine
 from typing import Any
 
 import pytest
+from support.join_token import TEST_TOKEN
 
 from twinpool.config import Role, TransportName
 from twinpool.errors import PeerLost, ProtocolError
@@ -41,14 +42,16 @@ class Pair:
         self.incoming = IncomingLinks(
             "tcp://127.0.0.1:*",
             pool("model"),
-            LinkSettings(DECODE, "host", transport, (transport,)),
+            LinkSettings(DECODE, "host", transport, (transport,), TEST_TOKEN),
             lambda *peer: self.linked.append(peer),
             lambda _worker, _life, message: self.heard.put_nowait(message),
             self._junk,
             self._spawn,
         )
         self.peer = PeerInfo("decode-0", "b1", Role.DECODE, self.incoming.endpoint)
-        self.settings = LinkSettings(PREFILL, "host", transport, (transport,), reopen_pauses_s=pauses_s)
+        self.settings = LinkSettings(
+            PREFILL, "host", transport, (transport,), TEST_TOKEN, reopen_pauses_s=pauses_s
+        )
         self.outgoing = self.links("model")
 
     def links(self, fingerprint: str) -> OutgoingLinks:

@@ -13,8 +13,10 @@ from typing import TypeVar
 
 import pytest
 from support.default_model import default_model_dir
+from support.join_token import TEST_TOKEN
 
 from twinpool.channel import RouterChannel
+from twinpool.join_token import VARIABLE
 from twinpool.messages import Denied, Heartbeat, Left, Message, Register, StartAnew, Stop, Welcome
 from twinpool.worker.process import EXIT_CONFIG
 
@@ -29,7 +31,7 @@ class Front:
 
     def __init__(self) -> None:
         self._arrived: asyncio.Queue[tuple[str, Message]] = asyncio.Queue()
-        self.channel = RouterChannel("tcp://127.0.0.1:*", self._take, self._junk)
+        self.channel = RouterChannel("tcp://127.0.0.1:*", TEST_TOKEN, self._take, self._junk)
 
     def _take(self, identity: str, message: Message) -> None:
         self._arrived.put_nowait((identity, message))
@@ -54,7 +56,9 @@ def worker_by_hand(front: Front) -> Iterator[subprocess.Popen[bytes]]:
         "--connect", front.channel.endpoint, "--model-dir", str(default_model_dir()),
         "--num-blocks", "64", "--max-model-len", "256",
     ]  # fmt: skip
-    process = subprocess.Popen(command, env=os.environ | {"PYTHONPATH": str(SOURCE)})
+    process = subprocess.Popen(
+        command, env=os.environ | {"PYTHONPATH": str(SOURCE), VARIABLE: TEST_TOKEN.text}
+    )
     try:
         yield process
     finally:

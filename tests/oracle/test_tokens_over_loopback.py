@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from support.join_token import TEST_TOKEN
 from support.reference import Reference, prompts
 
 from twinpool.config import (
@@ -43,7 +44,7 @@ async def worker(role: Role, model_dir: Path, endpoint: str) -> AsyncIterator[Wo
     """One worker on this event loop."""
     config = WorkerConfig(
         role=role,
-        link=LinkConfig(coordinator=endpoint, worker_id=f"{role}-0"),
+        link=LinkConfig(coordinator=endpoint, worker_id=f"{role}-0", join_token=TEST_TOKEN),
         engine=EngineConfig(str(model_dir), "float32", "cpu", num_blocks=600),
         scheduler=SCHEDULER,
         transfer=TransferConfig(transport=TransportName.LOOPBACK),
@@ -86,7 +87,7 @@ async def test_forty_prompts_over_loopback(model_dir: Path, reference: Reference
     """All prompts at once; afterwards every block of both pools is free or cached."""
     asked = prompts(model_dir)
     async with AsyncExitStack() as stack:
-        coordinator = Coordinator(CoordinatorConfig(), ())
+        coordinator = Coordinator(CoordinatorConfig(join_token=TEST_TOKEN), ())
         await coordinator.start()
         stack.push_async_callback(coordinator.drain_and_stop)
         for role in CORES:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from support.join_token import TEST_TOKEN
 from support.tiny_models import TINY, save_tiny_model
 
 from twinpool.config import EngineConfig, LinkConfig, Role, SchedulerConfig, TransferConfig, WorkerConfig
@@ -30,7 +31,7 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_num_blocks_are_all_for_sequences_and_probes_have_their_own(model_dir: Path, role: Role) -> None:
     config = WorkerConfig(
         role=role,
-        link=LinkConfig("tcp://127.0.0.1:1", "worker-0"),
+        link=LinkConfig("tcp://127.0.0.1:1", "worker-0", TEST_TOKEN),
         engine=EngineConfig(str(model_dir), "float32", "cpu", num_blocks=NUM_BLOCKS),
         scheduler=SCHEDULER,
         transfer=TransferConfig(),

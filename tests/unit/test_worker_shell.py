@@ -6,6 +6,7 @@ import asyncio
 import threading
 
 import pytest
+from support.join_token import TEST_TOKEN
 
 from twinpool.config import LinkConfig, Role, TransportName
 from twinpool.engine.batch import StepBatch, StepOutput
@@ -82,7 +83,7 @@ def shell_of(core: Core, runner: Runner | None = None, step_timeout_s: float = 6
             runner=runner or NoRunner(),
             pool=pool(),
             register=Register("decode-0", "b1", Role.DECODE, 1, "", "model", LAYOUT, NUM_BLOCKS, 8, 1),
-            link=LinkConfig("tcp://127.0.0.1:1", "decode-0"),
+            link=LinkConfig("tcp://127.0.0.1:1", "decode-0", TEST_TOKEN),
             settings=settings("decode-0"),
             peer_bind="tcp://127.0.0.1:*",
             step_timeout_s=step_timeout_s,
@@ -97,7 +98,7 @@ def pool() -> LocalPool:
 
 def settings(worker_id: str) -> LinkSettings:
     loopback = TransportName.LOOPBACK
-    return LinkSettings(LocalEnd(worker_id, "b1"), "host", loopback, (loopback,))
+    return LinkSettings(LocalEnd(worker_id, "b1"), "host", loopback, (loopback,), TEST_TOKEN)
 
 
 @pytest.mark.parametrize("error", [InvariantViolation("two owners"), KeyError("a bug of another kind")])
@@ -120,6 +121,7 @@ async def test_a_worker_whose_step_never_ends_ends_itself_and_waits_for_nothing(
                 await shell.run()
     finally:
         runner.end.set()
+        await shell._close()  # what the end of the process does
 
 
 async def test_a_worker_that_is_told_to_stop_does_not_wait_forever_for_its_step() -> None:
@@ -135,6 +137,7 @@ async def test_a_worker_that_is_told_to_stop_does_not_wait_forever_for_its_step(
                 await running
     finally:
         runner.end.set()
+        await shell._close()  # what the end of the process does
 
 
 async def test_what_planning_gives_rise_to_does_not_wait_for_the_next_event() -> None:

@@ -11,6 +11,7 @@ from twinpool.commands.flags import (
     scheduler_config,
     transfer_config,
 )
+from twinpool.commands.join_token import add_flag, token_to_serve_with
 from twinpool.config import CoordinatorConfig, PoolPlan
 from twinpool.coordinator.launch import WorkerSpec, share_cores, usable_cores
 
@@ -62,6 +63,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         metavar="ADDRESS",
         help="where workers of other hosts connect, like tcp://10.0.0.1:7000 (default: this host only)",
     )
+    add_flag(front)
     front.add_argument(
         "--max-queue-requests",
         type=int,
@@ -115,6 +117,7 @@ def run(args: argparse.Namespace) -> int:
         host=args.host,
         port=args.port,
         control=args.control,
+        join_token=token_to_serve_with(args),
         served_model_name=args.served_model_name or "",
         max_queue_requests=args.max_queue_requests,
         max_queue_tokens=args.max_queue_tokens,

@@ -16,6 +16,7 @@ from twinpool.commands.flags import (
     scheduler_config,
     transfer_config,
 )
+from twinpool.commands.join_token import add_flag, token_to_join_with
 from twinpool.config import LinkConfig, Role, WorkerConfig
 
 if TYPE_CHECKING:
@@ -72,6 +73,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         metavar="N",
         help="workers that share this host's memory (default 1)",
     )
+    add_flag(parser)
     parser.add_argument("--lifeline-fd", type=int, help=argparse.SUPPRESS)
     add_worker_flags(parser)
     return parser
@@ -84,7 +86,12 @@ def run(args: argparse.Namespace) -> int:
     worker_id = args.id or default_id(args.role, platform.node(), os.getpid())
     config = WorkerConfig(
         role=args.role,
-        link=LinkConfig(coordinator=args.connect, worker_id=worker_id, lifeline_fd=args.lifeline_fd),
+        link=LinkConfig(
+            coordinator=args.connect,
+            worker_id=worker_id,
+            join_token=token_to_join_with(args),
+            lifeline_fd=args.lifeline_fd,
+        ),
         engine=engine_config(
             args, args.model_dir, args.threads, parse_cores(args.cores), workers_on_host=args.workers_on_host
         ),
