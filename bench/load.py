@@ -1,0 +1,95 @@
+"""Load on a server.
+
+Closed loop: so many clients, each asks again when it has its answer. Open loop: requests at set times.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from twinpool.bench.client import Client, Departure, End, Generation, Outcome
+
+NextRequest = Callable[[], Generation]
+NextDeparture = Callable[[], Departure | None]
+
+
+def stays() -> Departure | None:
+    """The departure of a client that waits for its answer."""
+    return None
+
+
+@dataclass(slots=True)
+class Load:
+    """The requests of one load: those that ended, and how many run. `limit_s` bounds each."""
+
+    client: Client
+    limit_s: float
+    outcomes: list[Outcome] = field(default_factory=list)
+    num_running: int = 0
+
+    async def one(self, generation: Generation, departure: Departure | None = None) -> Outcome:
+        """Runs one request to its end and keeps its outcome."""
+        self.num_running += 1
+        try:
+            outcome = await self.client.generate(generation, self.limit_s, departure)
+        finally:
+            self.num_running -= 1
+        self.outcomes.append(outcome)
+        return outcome
+
+    async def open_loop(
+        self, times: Iterable[float], next_request: NextRequest, next_departure: NextDeparture = stays
+    ) -> None:
+        """Sends a request at each offset from now, whatever the server does, and waits for all to end.
+
+        A client that falls behind its own schedule sends late, never less.
+        """
+        started = time.monotonic()
+        async with asyncio.TaskGroup() as tasks:
+            for offset in times:
+                await asyncio.sleep(max(0.0, started + offset - time.monotonic()))
+                tasks.create_task(self.one(next_request(), next_departure()))
+
+    async def closed_loop(self, num_clients: int, seconds: float, next_request: NextRequest) -> None:
+        """So many clients ask again and again; after `seconds` nobody asks any more, and all wait for their answers."""
+        until = time.monotonic() + seconds
+        async with asyncio.TaskGroup() as tasks:
+            for _ in range(num_clients):
+                tasks.create_task(self._ask_until(until, next_request))
+
+    async def _ask_until(self, until: float, next_request: NextRequest) -> None:
+        while time.monotonic() < until:
+            outcome = await self.one(next_request())
+            if outcome.end in (End.REFUSED, End.UNREACHABLE):
+                await asyncio.sleep(min(outcome.retry_after_s or 0.2, max(0.0, until - time.monotonic())))
+
+
+@dataclass(frozen=True, slots=True)
+class Throughput:
+    """What a server completed in a span of time, and the outcomes that ended in it."""
+
+    requests_per_s: float
+    tokens_per_s: float
+    outcomes: tuple[Outcome, ...]
+
+
+def throughput(outcomes: Iterable[Outcome], start: float, end: float) -> Throughput:
+    """Completed requests, and tokens that arrived, per second of [start, end), on the client's clock."""
+    outcomes = list(outcomes)
+    ended = tuple(o for o in outcomes if start <= o.ended_at < end)
+    num_complete = sum(o.end is End.COMPLETE for o in ended)
+    num_tokens = sum(start <= at < end for o in outcomes for at in o.token_at)
+    return Throughput(num_complete / (end - start), num_tokens / (end - start), ended)
+
+
+async def measure_closed_loop(
+    client: Client, num_clients: int, seconds: float, next_request: NextRequest, limit_s: float
+) -> Throughput:
+    """The throughput that so many clients get. The first third of the time fills the server and does not count."""
+    load = Load(client, limit_s)
+    started = time.monotonic()
+    await load.closed_loop(num_clients, seconds, next_request)
+    return throughput(load.outcomes, started + seconds / 3, started + seconds)
