@@ -239,7 +239,7 @@ class PrefillCore:
         if job is None or job.ending or job.state is not HandoffState.WAITING:
             self.counters.add(WorkerMetric.STALE_FENCES)
         elif was_revoked:
-            self._fail(job, "the grant was revoked before it came")
+            self._end(job, Dropped(job.key, DropReason.REVOKED, "the grant was revoked before it came"))
         elif peer not in self._links:
             self._fail(job, f"no link to {peer[0]}/{peer[1]}")
         elif grant.fence in self._by_fence:
@@ -268,7 +268,7 @@ class PrefillCore:
             return
         job.num_acks_owed += 1
         if not job.ending:
-            self._end(job, Dropped(job.key, DropReason.TRANSFER, f"{peer[0]} revoked its grant"))
+            self._end(job, Dropped(job.key, DropReason.REVOKED, f"{peer[0]} revoked its grant"))
 
     def _link_lost(self, peer: Peer) -> None:
         self._links.discard(peer)

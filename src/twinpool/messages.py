@@ -250,6 +250,8 @@ class DropReason(StrEnum):
     """Its KV was lost or corrupt."""
     DEADLINE = "deadline"
     """Its KV did not come in time."""
+    REVOKED = "revoked"
+    """Said by prefill: decode took its grant back, and says itself why."""
     REFUSED = "refused"
     """It can never fit."""
 

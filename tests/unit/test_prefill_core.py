@@ -265,7 +265,10 @@ def test_a_revoked_push_is_acknowledged_once_it_has_stopped(bench: Bench) -> Non
     assert bench.hear(Revoke(work.key, 9)) == [StopPush(9, "decode-0")]
     assert bench.hear(Revoke(work.key, 9)) == []
     ack = RevokeAck(work.key, 9)
-    assert messages(bench.handle(PushStopped(9)))[:2] == [ack, ack]
+    *acks, dropped = messages(bench.handle(PushStopped(9)))
+    assert acks == [ack, ack]
+    assert isinstance(dropped, Dropped)
+    assert dropped.reason == "revoked"
 
 
 def test_a_revocation_that_overtakes_its_grant_makes_it_void(bench: Bench) -> None:
@@ -274,7 +277,7 @@ def test_a_revocation_that_overtakes_its_grant_makes_it_void(bench: Bench) -> No
     assert bench.hear(Revoke(work.key, 9)) == [SendPeer(*DECODE, RevokeAck(work.key, 9))]
     (dropped,) = messages(bench.grant(work))
     assert isinstance(dropped, Dropped)
-    assert dropped.reason == "transfer"
+    assert dropped.reason == "revoked"
     assert bench.num_held == 0
 
 

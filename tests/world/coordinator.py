@@ -1,0 +1,120 @@
+"""The coordinator process: the real core, and a shell in virtual time."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+from twinpool.coordinator.events import (
+    Command,
+    Emit,
+    EndProcess,
+    Event,
+    Note,
+    Refuse,
+    Send,
+    Tick,
+    WorkerLost,
+)
+from twinpool.coordinator.state import CoordinatorCore
+from twinpool.errors import InvariantViolation
+from twinpool.metrics import CoordinatorMetric
+from world.model import EOS
+from world.schedule import Actor
+from world.story import Broken
+
+if TYPE_CHECKING:
+    from world.client import Client
+    from world.world import World
+
+TICK_S = 0.1
+
+
+class CoordinatorProcess(Actor):
+    """One coordinator, and the clients that it has heard of."""
+
+    def __init__(self, world: World, number: int) -> None:
+        super().__init__(f"coordinator/{number}")
+        self._world = world
+        self.core = CoordinatorCore(world.scenario.coordinator, (EOS,))
+        self.clients: dict[str, Client] = {}
+        self._events: deque[Event] = deque()
+        self._is_handling = False
+
+    def begin(self) -> None:
+        """Its clock ticks."""
+        self.handle(Tick())
+        self._world.schedule.after(TICK_S, self, self.begin)
+
+    def handle(self, event: Event) -> None:
+        """Feeds the core. An event that a command causes (a worker out of reach) waits its turn."""
+        self._events.append(event)
+        if self._is_handling or not self.is_alive:
+            return
+        self._is_handling = True
+        try:
+            while self._events:
+                self._handle_one(self._events.popleft())
+        finally:
+            self._is_handling = False
+
+    def _handle_one(self, event: Event) -> None:
+        schedule, story = self._world.schedule, self._world.story
+        story.tell(schedule.now, self.name, event)
+        try:
+            commands = self.core.handle(event, schedule.now)
+            self.core.check()
+        except InvariantViolation as exc:
+            raise Broken("the core's own books", f"{self.name} at {event}: {exc}") from exc
+        for command in commands:
+            story.tell(schedule.now, self.name, command)
+            self._carry_out(command)
+
+    def _carry_out(self, command: Command) -> None:
+        match command:
+            case Emit(request_id, output):
+                self.clients[request_id].emitted(output)
+            case Refuse(request_id, error):
+                self.clients[request_id].refused(error)
+            case Send(worker_id, incarnation, message):
+                worker = self._world.workers.get((worker_id, incarnation))
+                if worker is None:
+                    self.handle(WorkerLost(worker_id, incarnation, "is out of reach"))
+                else:
+                    self._world.network.to_worker(worker, message)
+            case EndProcess(worker_id, pid):
+                self._world.end_process(worker_id, pid)
+            case Note(text, is_fault):
+                if is_fault:
+                    raise Broken("no worker says what it must not", text)
+
+    def check_counts(self) -> None:
+        """At the end: the metrics obey the laws of conservation."""
+        tally = self.core.tally
+        ends: dict[str, int] = {}
+        num_tokens = 0
+        for client in self.clients.values():
+            client.check_end(self.core)
+            ends[client.state] = ends.get(client.state, 0) + 1
+            num_tokens += client.num_emitted
+        counted = {state: n for state, n in tally.counts(CoordinatorMetric.REQUESTS).items() if n}
+        if counted != ends:
+            raise Broken("requests are counted once", f"{counted} are counted, clients saw {ends}")
+        delivered = tally.count(CoordinatorMetric.TOKENS_DELIVERED)
+        if delivered != num_tokens:
+            raise Broken("tokens are counted once", f"{delivered} are counted, clients got {num_tokens}")
+        for metric in (CoordinatorMetric.DUPLICATE_TOKENS, CoordinatorMetric.PROTOCOL_FAULTS):
+            if count := sum(tally.counts(metric).values()):
+                raise Broken("no worker says what it must not", f"{metric} is {count}")
+
+    def what_is_held(self) -> str:
+        """What this coordinator still holds of any request; empty when nothing lives."""
+        held = [f"{self.core.num_live} live"] if self.core.num_live else []
+        if len(self.core.queue) or self.core.queue.num_tokens:
+            held.append(f"queue of {len(self.core.queue)}, {self.core.queue.num_tokens} tokens")
+        held += [
+            f"{len(worker.legs)} legs on {worker.worker_id}"
+            for worker in self.core.registry
+            if worker.legs or worker.pending_tokens or worker.held_tokens
+        ]
+        return f"{self.name}: {', '.join(held)}" if held else ""

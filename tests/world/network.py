@@ -1,0 +1,73 @@
+"""How messages travel: encoded, late, in order per connection, sometimes not at all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+from typing import TYPE_CHECKING
+
+from twinpool.coordinator.events import FromWorker
+from twinpool.messages import Message, decode, encode
+from world.schedule import Actor, Schedule
+
+if TYPE_CHECKING:
+    from world.worker import Identity, WorkerProcess
+    from world.world import World
+
+Connection = tuple[object, ...]
+
+
+class Network:
+    """Connections between processes. Messages of one connection keep their order; all else may overtake.
+
+    `jitter_s` bounds a usual delay; one message in `slow_one_in` takes up to `slow_s`.
+    """
+
+    def __init__(self, world: World, schedule: Schedule, random: Random) -> None:
+        self._world = world
+        self._schedule = schedule
+        self._random = random
+        self._last_at: dict[Connection, float] = {}
+        self._loss: dict[frozenset[Identity], float] = {}
+
+    def to_coordinator(self, sender: WorkerProcess, message: Message) -> None:
+        """A worker speaks to the coordinator."""
+        coordinator, received = self._world.coordinator, decode(encode(message))
+        event = FromWorker(*sender.identity, received)
+        self._carry((sender.identity, coordinator.name), coordinator, lambda: coordinator.handle(event))
+
+    def to_worker(self, receiver: WorkerProcess, message: Message) -> None:
+        """The coordinator speaks to a worker."""
+        received = decode(encode(message))
+        key = (self._world.coordinator.name, receiver.identity)
+        self._carry(key, receiver, lambda: receiver.from_coordinator(received))
+
+    def to_peer(self, sender: WorkerProcess, receiver: Identity, message: Message) -> None:
+        """A worker speaks to another; dropped if that one is gone, or the network loses it."""
+        worker, received = self._world.workers.get(receiver), decode(encode(message))
+        loss = self._loss.get(frozenset((sender.identity, receiver)), 0.0)
+        if worker is None or (loss and self._random.random() < loss):
+            self._world.story.tell(self._schedule.now, "network", f"loses {message}")
+            return
+        self._carry((sender.identity, receiver), worker, lambda: worker.from_peer(sender.identity, received))
+
+    def lose(self, one: Identity, other: Identity, share: float) -> None:
+        """From now on so many of the messages between these two are lost; 1: they are cut off."""
+        self._loss[frozenset((one, other))] = share
+
+    def heal(self) -> None:
+        """Loses nothing any more."""
+        self._loss.clear()
+
+    def reaches(self, one: Identity, other: Identity) -> bool:
+        """Whether a handshake between these two gets through."""
+        return self._loss.get(frozenset((one, other)), 0.0) < 1.0
+
+    def _carry(self, connection: Connection, receiver: Actor, deliver: Callable[[], None]) -> None:
+        scenario = self._world.scenario
+        delay = self._random.random() * scenario.jitter_s
+        if scenario.slow_one_in and not self._random.randrange(scenario.slow_one_in):
+            delay += self._random.random() * scenario.slow_s
+        moment = max(self._schedule.now + delay, self._last_at.get(connection, 0.0))
+        self._last_at[connection] = moment
+        self._schedule.at(moment, receiver, deliver)

@@ -1,0 +1,193 @@
+"""What a seed stands for: a deployment, its clients, and what goes wrong."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from random import Random
+
+from twinpool.config import CoordinatorConfig, Role, SchedulerConfig
+from twinpool.coordinator.tenants import ANYONE, Tenant
+from twinpool.request import SamplingParams
+from world.client import Ask, Parting
+from world.model import VOCABULARY, text
+
+
+class FaultKind(StrEnum):
+    """What can go wrong."""
+
+    KILL = "kill"
+    FREEZE = "freeze"
+    LEAVE = "leave"
+    BREAK_LINK = "break link"
+    CORRUPT = "corrupt"
+    LOSE_BYTES = "lose bytes"
+    SLOW_WIRE = "slow wire"
+    LOSE_MESSAGES = "lose messages"
+    CUT_OFF = "cut off"
+    NEW_COORDINATOR = "new coordinator"
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """It happens at `at_s`, to the `which`-th of those it can happen to, for `for_s` if it lasts."""
+
+    at_s: float
+    kind: FaultKind
+    which: int = 0
+    for_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """Everything that a run depends on besides its dice, which `seed` throws.
+
+    `is_ours`: workers were started by the server, which sees them end, and can end them. Others start themselves again.
+    """
+
+    seed: int
+    pools: dict[Role, int]
+    num_blocks: int = 24
+    block_size: int = 4
+    is_one_sided: bool = True
+    is_ours: bool = True
+    workers: SchedulerConfig = field(
+        default_factory=lambda: SchedulerConfig(token_budget=16, headroom_tokens=4, transfer_timeout_s=1.0)
+    )
+    coordinator: CoordinatorConfig = field(
+        default_factory=lambda: CoordinatorConfig(heartbeat_s=0.2, lease_s=1.0)
+    )
+    asks: tuple[Ask, ...] = ()
+    faults: tuple[Fault, ...] = ()
+    step_s: tuple[float, float] = (0.004, 0.02)
+    jitter_s: float = 0.002
+    slow_one_in: int = 0
+    slow_s: float = 0.0
+
+    @property
+    def is_calm(self) -> bool:
+        """Nothing goes wrong here, and no message takes so long that somebody gives up."""
+        return not self.faults
+
+    @property
+    def faults_end_s(self) -> float:
+        """When the last fault has begun and, if it lasts, ended."""
+        return max((fault.at_s + fault.for_s for fault in self.faults), default=0.0)
+
+
+def draw(seed: int) -> Scenario:
+    """The scenario of a seed. Settings hurt: pools that hardly hold two sequences, odd chunks, few slots."""
+    dice = Random(seed)
+    is_split = dice.random() < 0.75
+    if is_split:
+        pools = {Role.PREFILL: dice.choice((1, 1, 2)), Role.DECODE: dice.choice((1, 2, 2))}
+    else:
+        pools = {Role.COLOCATED: dice.choice((1, 2))}
+    is_one_sided = dice.random() < 0.5
+    scenario = Scenario(
+        seed,
+        pools,
+        num_blocks=dice.choice((14, 18, 24, 40)),
+        block_size=dice.choice((4, 4, 5)),
+        is_one_sided=is_one_sided,
+        # A process that nobody can end may still write when it goes on: whoever writes by itself must be ours.
+        is_ours=is_one_sided or dice.random() < 0.7,
+        workers=SchedulerConfig(
+            token_budget=dice.choice((3, 7, 16, 64)),
+            max_num_seqs=dice.choice((1, 2, 4, 8)),
+            headroom_tokens=dice.choice((0, 2, 6)),
+            max_parked_blocks=dice.choice((None, None, 1, 6)),
+            max_queue_age_s=dice.choice((0.1, 2.0)),
+            transfer_timeout_s=1.0,
+            prefix_cache=dice.random() < 0.7,
+        ),
+        coordinator=CoordinatorConfig(
+            max_attempts=dice.choice((1, 2, 3, 3, 5)),
+            max_queue_requests=dice.choice((3, 64)),
+            max_wait_s=dice.choice((0.5, 3.0, 20.0)),
+            max_in_flight=dice.choice((None, None, 2, 4)),
+            heartbeat_s=0.2,
+            lease_s=1.0,
+        ),
+        step_s=dice.choice(((0.002, 0.008), (0.005, 0.03), (0.001, 0.1))),
+        jitter_s=dice.choice((0.001, 0.004, 0.03)),
+        slow_one_in=dice.choice((0, 0, 25, 8)),
+        slow_s=dice.choice((0.05, 0.3)),
+    )
+    asks = _asks(dice, scenario)
+    return replace(scenario, asks=asks, faults=_faults(dice, is_split, asks[-1].at_s))
+
+
+def _asks(dice: Random, scenario: Scenario) -> tuple[Ask, ...]:
+    tenants = (ANYONE,)
+    if dice.random() < 0.3:
+        tenants = (
+            Tenant(
+                "small", requests_per_minute=dice.choice((2, 20)), tokens_per_minute=dice.choice((60, 4000))
+            ),
+            Tenant("large", weight=4.0, shares_cache=True),
+            Tenant("other"),
+        )
+    common = tuple(dice.randrange(1, VOCABULARY) for _ in range(dice.randrange(15)))
+    most_tokens = scenario.num_blocks * scenario.block_size
+    gap_s = dice.choice((0.0, 0.02, 0.15))
+    is_restless = dice.random() < 0.5
+    asks, at_s = [], 0.1
+    for number in range(dice.randint(2, 9)):
+        at_s += dice.random() * gap_s
+        own = tuple(dice.randrange(1, VOCABULARY) for _ in range(dice.choice((1, 3, 9, 20, 33))))
+        prompt = (common + own if dice.random() < 0.5 else own)[: most_tokens - 2]
+        ask = Ask(
+            f"r{number}",
+            at_s,
+            prompt,
+            SamplingParams(
+                max_tokens=min(dice.choice((1, 2, 8, 20)), most_tokens - len(prompt)),
+                seed=dice.randrange(1 << 30),
+                temperature=dice.choice((0.0, 1.0)),
+                min_tokens=dice.choice((0, 0, 3)),
+                ignore_eos=dice.random() < 0.3,
+                stop_token_ids=dice.choice(((), (), (1, 2, 3, 4, 5))),
+            ),
+            reads_every_s=dice.choice((0.001, 0.001, 0.02, 0.3)),
+            tenant=dice.choice(tenants),
+            priority=dice.choice((0, 0, 1, 5)),
+            time_limit_s=dice.choice((None, None, None, 0.3, 5.0)),
+        )
+        if dice.random() < 0.25:
+            whole, _ = ask.wanted()
+            start = dice.randrange(len(whole))
+            ask = replace(ask, stop="".join(map(text, whole[start : start + dice.choice((1, 2))])))
+        elif is_restless and dice.random() < 0.4:
+            ask = replace(ask, parting=dice.choice(tuple(Parting)), parts_after_s=dice.random() ** 2 * 1.5)
+        asks.append(ask)
+    return tuple(asks)
+
+
+_SPLIT_FAULTS = (
+    (FaultKind.KILL, 4), (FaultKind.FREEZE, 4), (FaultKind.LEAVE, 1), (FaultKind.BREAK_LINK, 2), (FaultKind.CORRUPT, 2),
+    (FaultKind.LOSE_BYTES, 2), (FaultKind.SLOW_WIRE, 2), (FaultKind.LOSE_MESSAGES, 2), (FaultKind.CUT_OFF, 1),
+    (FaultKind.NEW_COORDINATOR, 1),
+)  # fmt: skip
+_COLOCATED_FAULTS = (
+    (FaultKind.KILL, 4),
+    (FaultKind.FREEZE, 3),
+    (FaultKind.LEAVE, 2),
+    (FaultKind.NEW_COORDINATOR, 1),
+)
+
+
+def _faults(dice: Random, is_split: bool, last_ask_s: float) -> tuple[Fault, ...]:
+    if dice.random() < 0.3:
+        return ()
+    kinds, weights = zip(*(_SPLIT_FAULTS if is_split else _COLOCATED_FAULTS), strict=True)
+    faults = [
+        Fault(
+            0.1 + dice.random() * (last_ask_s + 0.6),
+            dice.choices(kinds, weights)[0],
+            dice.randrange(12),
+            dice.choice((0.05, 0.4, 1.3, 2.0)),
+        )
+        for _ in range(dice.choice((1, 1, 2, 3, 5)))
+    ]
+    return tuple(sorted(faults, key=lambda fault: fault.at_s))

@@ -1,0 +1,335 @@
+"""A worker process: a real core, and a shell in virtual time that carries out what it says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import ceil
+from random import Random
+from typing import TYPE_CHECKING
+
+from twinpool.colocated_pool.core import ColocatedCore
+from twinpool.config import Role, SchedulerConfig
+from twinpool.decode_pool.core import DecodeCore
+from twinpool.errors import InvariantViolation
+from twinpool.messages import (
+    Denied,
+    Granted,
+    Heartbeat,
+    Left,
+    Message,
+    PeerInfo,
+    Peers,
+    Register,
+    StartAnew,
+    Stop,
+    Welcome,
+)
+from twinpool.metrics import WorkerMetric
+from twinpool.prefill_pool.core import PrefillCore
+from twinpool.request import Job, RequestKey
+from twinpool.worker.core import (
+    BlockPush,
+    CancelReceive,
+    Command,
+    Event,
+    FinishPush,
+    FromCoordinator,
+    FromPeer,
+    PeerGone,
+    PeerLinked,
+    PostReceive,
+    Push,
+    PushFailed,
+    PushStopped,
+    SendCoordinator,
+    SendPeer,
+    StepDone,
+    StepPlan,
+    StopPush,
+    Tick,
+    Verify,
+)
+from world.links import Links
+from world.model import FakeKV, layout
+from world.schedule import Actor, Schedule
+from world.story import Broken
+from world.wire import Receiver, Wire
+
+if TYPE_CHECKING:
+    from world.world import World
+
+FINGERPRINT = "fake-model"
+TICK_S = 0.1
+REGISTER_AGAIN_S = 1.0
+
+Core = PrefillCore | DecodeCore | ColocatedCore
+Identity = tuple[str, str]
+"""A worker's id and incarnation."""
+
+
+class WorkerProcess(Actor):
+    """One process. `clock_offset_s` is what its clock shows more than the world's: no two clocks agree."""
+
+    def __init__(self, world: World, role: Role, worker_id: str, number: int, clock_offset_s: float) -> None:
+        super().__init__(f"{worker_id}/{number}")
+        self._world = world
+        self.role = role
+        self.pid = number
+        self.identity: Identity = (worker_id, f"life-{number}")
+        self.clock_offset_s = clock_offset_s
+        self.config: SchedulerConfig = world.scenario.workers
+        num_blocks, block_size = world.scenario.num_blocks, world.scenario.block_size
+        self.core = _core(role, num_blocks, block_size, self.config, self.identity[1])
+        self.kv = FakeKV(num_blocks, block_size)
+        self.receiver = Receiver(self, world.scenario.is_one_sided, self._is_lent)
+        self.links = Links(world, self)
+        self.is_welcomed = False
+        self._is_stepping = False
+
+    @property
+    def schedule(self) -> Schedule:
+        """The world's time."""
+        return self._world.schedule
+
+    @property
+    def random(self) -> Random:
+        """The world's dice."""
+        return self._world.random
+
+    def begin(self) -> None:
+        """The process runs: it registers, and its clock ticks."""
+        self._keep_registered()
+        self._tick()
+
+    def handle(self, event: Event) -> None:
+        """Feeds the core and carries out its commands. The core's books are checked after every event."""
+        self._world.story.tell(self.schedule.now, self.name, event)
+        try:
+            commands = self.core.handle(event, self._clock())
+            self.core.check()
+        except InvariantViolation as exc:
+            raise Broken("the core's own books", f"{self.name} at {event}: {exc}") from exc
+        for command in commands:
+            self._carry_out(command)
+        self._start_step()
+
+    def later(self, action: Callable[[], None]) -> None:
+        """`action` happens here after a moment."""
+        self.schedule.after(self.random.uniform(0.0, 0.004), self, action)
+
+    def take_later(self, event: Event) -> None:
+        """The core gets `event` after a moment."""
+        self.later(lambda: self.handle(event))
+
+    def leave(self, reason: str) -> None:
+        """Stops in order."""
+        self._world.network.to_coordinator(self, Left(reason))
+        self._world.kill(self, "left")
+
+    # ── time ────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _clock(self) -> float:
+        return self.schedule.now + self.clock_offset_s
+
+    def _tick(self) -> None:
+        self.handle(Tick())
+        self.schedule.after(TICK_S, self, self._tick)
+
+    def _keep_registered(self) -> None:
+        if not self.is_welcomed:
+            scenario = self._world.scenario
+            offer = Register(
+                worker_id=self.identity[0],
+                incarnation=self.identity[1],
+                role=self.role,
+                pid=self.pid,
+                endpoint=f"memory://{self.name}",
+                fingerprint=FINGERPRINT,
+                layout=layout(scenario.block_size),
+                num_blocks=scenario.num_blocks,
+                max_model_len=scenario.num_blocks * scenario.block_size,
+                max_num_seqs=self.config.max_num_seqs,
+            )
+            self._world.network.to_coordinator(self, offer)
+            self.schedule.after(REGISTER_AGAIN_S, self, self._keep_registered)
+
+    def _beat(self, every_s: float) -> None:
+        self._world.network.to_coordinator(self, Heartbeat(self.core.stats()))
+        self.schedule.after(every_s, self, lambda: self._beat(every_s))
+
+    # ── the model ───────────────────────────────────────────────────────────────────────────────────────────
+
+    def _start_step(self) -> None:
+        if self._is_stepping or not self.is_alive:
+            return
+        try:
+            plan = self.core.next_step(self._clock())
+            self.core.check()
+        except InvariantViolation as exc:
+            raise Broken("the core's own books", f"{self.name} at planning: {exc}") from exc
+        if plan is not None:
+            self._run_step(plan)
+        for command in self.core.flush():
+            self._carry_out(command)
+
+    def _run_step(self, plan: StepPlan) -> None:
+        self._world.story.tell(self.schedule.now, self.name, plan)
+        self._is_stepping = True
+        if self.role is Role.COLOCATED:
+            self._check_headroom(plan)
+        wires = [self.links.senders.get(push.worker_id) for push in plan.pushes]
+        seconds = self._world.step_s()
+        self.schedule.after(seconds, self, lambda: self._end_step(plan, wires, seconds))
+
+    def _end_step(self, plan: StepPlan, wires: list[Wire | None], seconds: float) -> None:
+        # Written as late as possible: a block that changed hands during the step would be spoiled.
+        output = self.kv.run(plan.batch, seconds)
+        failed = [
+            push.fence
+            for push, wire in zip(plan.pushes, wires, strict=True)
+            if not self.links.push(push, wire)
+        ]
+        for fence in dict.fromkeys(failed):
+            self.links.notice_losses()
+            self.handle(PushFailed(fence, "the link is lost"))
+        self._is_stepping = False
+        self.handle(StepDone(plan, output))
+
+    # ── commands ────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _carry_out(self, command: Command) -> None:
+        self._world.story.tell(self.schedule.now, self.name, command)
+        match command:
+            case SendCoordinator(message):
+                if isinstance(message, Granted):
+                    self._check_grant(message)
+                self._world.network.to_coordinator(self, message)
+            case SendPeer(worker_id, incarnation, message):
+                self._world.network.to_peer(self, (worker_id, incarnation), message)
+            case Push(push):
+                self.later(lambda: self._push(push))
+            case FinishPush():
+                # Behind the pushes that were asked for before.
+                self.schedule.after(0.005, self, lambda: self._finish(command))
+            case StopPush(fence, worker_id):
+                self.schedule.after(0.005, self, lambda: self._stop(fence, worker_id))
+            case PostReceive(fence, writer, incarnation, block_ids):
+                if self.links.is_writer((writer, incarnation)):
+                    self.receiver.expect(fence, (writer, incarnation), block_ids)
+            case CancelReceive(fence):
+                self.receiver.cancel(fence)
+            case Verify(manifest, timeout_s):
+                self.receiver.verify(manifest, timeout_s)
+
+    def _push(self, push: BlockPush) -> None:
+        if not self.links.push(push, self.links.senders.get(push.worker_id)):
+            self.links.notice_losses()
+            self.handle(PushFailed(push.fence, "the link is lost"))
+
+    def _finish(self, command: FinishPush) -> None:
+        if (wire := self.links.senders.get(command.worker_id)) is not None:
+            wire.finish(command)
+        else:
+            self.handle(PushFailed(command.fence, "no link"))
+
+    def _stop(self, fence: int, worker_id: str) -> None:
+        if (wire := self.links.senders.get(worker_id)) is not None:
+            wire.stop(fence)
+        else:
+            self.handle(PushStopped(fence))
+
+    # ── messages ────────────────────────────────────────────────────────────────────────────────────────────
+
+    def from_coordinator(self, message: Message) -> None:
+        """The coordinator says something."""
+        match message:
+            case Welcome(heartbeat_s):
+                if not self.is_welcomed:
+                    self.is_welcomed = True
+                    self._beat(heartbeat_s)
+            case Stop():
+                self.leave("the coordinator said so")
+            case StartAnew() | Denied():
+                self._world.kill(self, type(message).__name__)
+            case Peers(peers):
+                self._update_peers(peers)
+            case _:
+                self.handle(FromCoordinator(message))
+
+    def from_peer(self, sender: Identity, message: Message) -> None:
+        """Another worker says something."""
+        if self.links.hears(sender):
+            self.handle(FromPeer(*sender, message))
+
+    def _update_peers(self, peers: tuple[PeerInfo, ...]) -> None:
+        gone, new = self.links.replace([(peer.worker_id, peer.incarnation) for peer in peers])
+        for peer in gone:
+            self.handle(PeerGone(*peer))
+        for peer in new:
+            self.links.open(peer)
+
+    def linked(self, peer: Identity) -> None:
+        """Handshake and probe with that peer have succeeded."""
+        self.handle(PeerLinked(*peer, "memory"))
+
+    # ── promises ────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _is_lent(self, fence: int, block_id: int) -> bool:
+        """Whether the ledger still keeps `block_id` for the writer of `fence`, in quarantine or not (I2)."""
+        assert isinstance(self.core, DecodeCore)
+        held = self.core._ledger.reservation(fence)
+        return held is not None and block_id in held.block_ids
+
+    def blocks_wanted(self, job: Job) -> int:
+        """The blocks that the job must have before decode may admit it (I5)."""
+        num_growth = min(self.config.headroom_tokens, max(0, job.sampling.max_tokens - job.num_emitted - 1))
+        return ceil((len(job.token_ids) + num_growth) / self._world.scenario.block_size)
+
+    def _check_grant(self, grant: Granted) -> None:
+        assert isinstance(self.core, DecodeCore)
+        arrival = self.core._intake._granted.get(grant.key)
+        if arrival is not None and arrival.table is not None:
+            self._check_blocks(grant.key, len(arrival.table), self.blocks_wanted(arrival.job))
+
+    def _check_headroom(self, plan: StepPlan) -> None:
+        assert isinstance(self.core, ColocatedCore)
+        jobs = {prompt.job.key: prompt.job for prompt in self.core._prefill}
+        for chunk in plan.batch.slices:
+            if chunk.key in jobs:
+                self._check_blocks(chunk.key, len(chunk.block_table), self.blocks_wanted(jobs[chunk.key]))
+
+    def _check_blocks(self, key: RequestKey, num_blocks: int, wanted: int) -> None:
+        if num_blocks < wanted:
+            raise Broken(
+                "I5", f"{self.name} takes {key} with {num_blocks} blocks, {wanted} are its prompt and growth"
+            )
+
+    def what_is_held(self) -> str:
+        """What this worker still holds of any request; empty when everything is free."""
+        stats = self.core.stats()
+        held = [
+            f"{name} {count}"
+            for name, count in (
+                ("blocks", self._world.scenario.num_blocks - stats.free_blocks - stats.cached_blocks),
+                ("waiting", stats.waiting),
+                ("running", stats.running),
+                ("leased", stats.leased_blocks),
+                ("quarantined", stats.quarantined_blocks),
+                ("pinned", sum(self.kv.pinned.values())),
+                ("receives", self.receiver.is_expecting),
+                ("wires", self.links.is_busy),
+                ("prompt tokens on decode", stats.counters.get(WorkerMetric.DECODE_POOL_PROMPT_TOKENS, 0)),
+            )
+            if count
+        ]
+        return f"{self.name}: {', '.join(held)}" if held else ""
+
+
+def _core(role: Role, num_blocks: int, block_size: int, config: SchedulerConfig, incarnation: str) -> Core:
+    match role:
+        case Role.PREFILL:
+            return PrefillCore(num_blocks, layout(block_size), FINGERPRINT, config)
+        case Role.DECODE:
+            return DecodeCore(num_blocks, layout(block_size), FINGERPRINT, config, incarnation)
+        case Role.COLOCATED:
+            return ColocatedCore(num_blocks, layout(block_size), config)

@@ -1,0 +1,197 @@
+"""One run: processes, clients and faults on one schedule, from the first event until everything is free again."""
+
+from __future__ import annotations
+
+from random import Random
+
+from twinpool.config import Role
+from twinpool.coordinator.events import WorkerLost
+from world.client import Client
+from world.coordinator import CoordinatorProcess
+from world.network import Network
+from world.scenario import Fault, FaultKind, Scenario
+from world.schedule import Actor, Schedule
+from world.story import Broken, Story
+from world.worker import Identity, WorkerProcess
+
+MAX_EVENTS = 400_000
+END_WITHIN_S = 60.0
+"""All requests end within so long after the last fault."""
+FREE_WITHIN_S = 8.0
+"""Everything is free within so long after the last request ended: a few leases and their reminders."""
+LOOK_S = 0.1
+
+
+class World:
+    """A deployment and its clients. `workers` are the processes that live."""
+
+    def __init__(self, scenario: Scenario, story: Story | None = None) -> None:
+        self.scenario = scenario
+        self.story = story or Story()
+        self.schedule = Schedule()
+        self.random = Random(scenario.seed + 1)
+        self.network = Network(self, self.schedule, self.random)
+        self.workers: dict[Identity, WorkerProcess] = {}
+        self.clients = [Client(self, ask) for ask in scenario.asks]
+        self._num_started = 0
+        self._fate = Actor("fate")
+        self.coordinators: list[CoordinatorProcess] = []
+        self.coordinator = self._start_coordinator()
+        for role, count in scenario.pools.items():
+            for index in range(count):
+                self._start_worker(role, f"{role}-{index}")
+        for client in self.clients:
+            self.schedule.at(client.ask.at_s, client, client.submit)
+        for fault in scenario.faults:
+            self.schedule.at(fault.at_s, self._fate, lambda fault=fault: self._strike(fault))
+
+    # ── a run ───────────────────────────────────────────────────────────────────────────────────────────────
+
+    def run(self) -> None:
+        """Runs to the end. Raises Broken at the first promise that is not kept."""
+        last_ask_s = max((ask.at_s for ask in self.scenario.asks), default=0.0)
+        self.run_until_s(max(last_ask_s, self.scenario.faults_end_s))
+        self.network.heal()
+        self._run_until_ended()
+        self._run_until_free()
+        for coordinator in self.coordinators:
+            if coordinator.is_alive:
+                coordinator.check_counts()
+        if self.scenario.is_calm:
+            self._check_calm()
+
+    def run_until_s(self, moment: float) -> None:
+        """Everything up to `moment` happens."""
+        while self.schedule.now < moment:
+            self.step()
+
+    def step(self) -> None:
+        """The next thing happens."""
+        self.schedule.step()
+
+    def _run_until_ended(self) -> None:
+        until = self.schedule.now + END_WITHIN_S
+        while waiting := [client for client in self.clients if not client.is_over]:
+            if self.schedule.now > until:
+                raise Broken(
+                    "every request ends",
+                    f"after {END_WITHIN_S:g} s {waiting[0].name} has not: {self._stories()}",
+                )
+            self.run_until_s(self.schedule.now + LOOK_S)
+
+    def _run_until_free(self) -> None:
+        until = self.schedule.now + FREE_WITHIN_S
+        while held := self.what_is_held():
+            if self.schedule.now > until:
+                raise Broken(
+                    "everything is free in the end", f"after {FREE_WITHIN_S:g} s: {held} {self._stories()}"
+                )
+            self.run_until_s(self.schedule.now + LOOK_S)
+
+    def what_is_held(self) -> str:
+        """What anybody still holds of any request; empty when everything is free."""
+        actors = (*self.coordinators, *self.workers.values())
+        return "; ".join(held for actor in actors if actor.is_alive and (held := actor.what_is_held()))
+
+    def _stories(self) -> str:
+        return "; ".join(r.story() for r in self.coordinator.core._custody.requests.values())
+
+    def _check_calm(self) -> None:
+        """Where nothing went wrong nothing may be lost: only preemption starts a request anew."""
+        for client in self.clients:
+            timeline = self.coordinator.core.timeline(client.name)
+            lost = [a.ended for a in timeline.attempts if a.ended] if timeline else []
+            if any(not ended.startswith("preempted") for ended in lost):
+                raise Broken("nothing is lost where nothing went wrong", f"{client.name}: {lost}")
+
+    # ── processes ───────────────────────────────────────────────────────────────────────────────────────────
+
+    def step_s(self) -> float:
+        """How long a model step takes."""
+        return self.random.uniform(*self.scenario.step_s)
+
+    def _start_coordinator(self) -> CoordinatorProcess:
+        coordinator = CoordinatorProcess(self, len(self.coordinators))
+        self.coordinators.append(coordinator)
+        self.schedule.after(0.0, coordinator, coordinator.begin)
+        return coordinator
+
+    def _start_worker(self, role: Role, worker_id: str) -> None:
+        self._num_started += 1
+        offset_s = self.random.uniform(0.0, 1000.0)
+        worker = WorkerProcess(self, role, worker_id, self._num_started, offset_s)
+        self.workers[worker.identity] = worker
+        self.story.tell(self.schedule.now, worker.name, "starts")
+        self.schedule.after(0.0, worker, worker.begin)
+
+    def kill(self, worker: WorkerProcess, why: str) -> None:
+        """The process is gone at once. Others notice in time; a new one takes its place."""
+        if not worker.is_alive:
+            return
+        self.story.tell(self.schedule.now, worker.name, f"ends: {why}")
+        worker.is_alive = False
+        del self.workers[worker.identity]
+        for other in self.workers.values():
+            other.links.broke(worker.identity)
+        if self.scenario.is_ours:
+            lost = WorkerLost(*worker.identity, "exited")
+            coordinator = self.coordinator
+            self.schedule.after(self.random.random() * 0.3, coordinator, lambda: coordinator.handle(lost))
+        restart_s = self.random.choice((0.0, 0.05, 0.6))
+        self.schedule.after(
+            restart_s, self._fate, lambda: self._start_worker(worker.role, worker.identity[0])
+        )
+
+    def end_process(self, worker_id: str, pid: int) -> None:
+        """The coordinator has a process ended, if it is one of its own."""
+        if self.scenario.is_ours:
+            for worker in [w for w in self.workers.values() if (w.identity[0], w.pid) == (worker_id, pid)]:
+                self.kill(worker, "ended by the coordinator")
+
+    # ── faults ──────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _strike(self, fault: Fault) -> None:
+        self.story.tell(self.schedule.now, "fate", fault)
+        workers = list(self.workers.values())
+        pairs = [(worker, wire) for worker in workers for wire in worker.links.senders.values()]
+        if fault.kind is FaultKind.NEW_COORDINATOR:
+            self._restart_coordinator(fault.for_s)
+        elif workers and fault.kind in (FaultKind.KILL, FaultKind.FREEZE, FaultKind.LEAVE):
+            self._strike_worker(workers[fault.which % len(workers)], fault)
+        elif pairs:
+            worker, wire = pairs[fault.which % len(pairs)]
+            match fault.kind:
+                case FaultKind.BREAK_LINK:
+                    worker.links.broke(wire.peer.identity)
+                case FaultKind.CORRUPT:
+                    wire.num_to_corrupt += 1
+                case FaultKind.LOSE_BYTES:
+                    wire.num_to_lose += 1
+                case FaultKind.SLOW_WIRE:
+                    wire.slowness = 50.0
+                case FaultKind.LOSE_MESSAGES | FaultKind.CUT_OFF:
+                    share = 0.5 if fault.kind is FaultKind.LOSE_MESSAGES else 1.0
+                    self.network.lose(worker.identity, wire.peer.identity, share)
+
+    def _strike_worker(self, worker: WorkerProcess, fault: Fault) -> None:
+        match fault.kind:
+            case FaultKind.KILL:
+                self.kill(worker, "killed")
+            case FaultKind.FREEZE if not worker.is_frozen:
+                worker.is_frozen = True
+                self.schedule.after(fault.for_s, self._fate, lambda: self._thaw(worker))
+            case FaultKind.LEAVE if not worker.is_frozen:
+                worker.leave("told to")
+
+    def _thaw(self, worker: WorkerProcess) -> None:
+        self.story.tell(self.schedule.now, worker.name, "goes on")
+        self.schedule.thaw(worker)
+
+    def _restart_coordinator(self, down_s: float) -> None:
+        old = self.coordinator
+        old.is_alive = False
+        for client in old.clients.values():
+            client.disconnect()
+        self.coordinator = self._start_coordinator()
+        self.coordinator.is_frozen = True
+        self.schedule.after(down_s, self._fate, lambda: self.schedule.thaw(self.coordinator))
