@@ -61,7 +61,7 @@ class Tallies:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the program; returns its exit status."""
-    parser = program.parser(__doc__ or "", "--prefill 2 --decode 2")
+    parser = program.parser(__doc__ or "", "--prefill 2 --decode 2 --dtype float32")
     parser.add_argument(
         "--streams", type=program.count, default=200, metavar="N", help="at least so many (200)"
     )

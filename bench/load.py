@@ -7,18 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 from twinpool.bench.client import Client, Departure, End, Generation, Outcome
 
 NextRequest = Callable[[], Generation]
-NextDeparture = Callable[[], Departure | None]
-
-
-def stays() -> Departure | None:
-    """The departure of a client that waits for its answer."""
-    return None
 
 
 @dataclass(slots=True)
@@ -40,19 +35,6 @@ class Load:
         self.outcomes.append(outcome)
         return outcome
 
-    async def open_loop(
-        self, times: Iterable[float], next_request: NextRequest, next_departure: NextDeparture = stays
-    ) -> None:
-        """Sends a request at each offset from now, whatever the server does, and waits for all to end.
-
-        A client that falls behind its own schedule sends late, never less.
-        """
-        started = time.monotonic()
-        async with asyncio.TaskGroup() as tasks:
-            for offset in times:
-                await asyncio.sleep(max(0.0, started + offset - time.monotonic()))
-                tasks.create_task(self.one(next_request(), next_departure()))
-
     async def closed_loop(self, num_clients: int, seconds: float, next_request: NextRequest) -> None:
         """So many clients ask again and again; after `seconds` nobody asks any more, and all wait for their answers."""
         until = time.monotonic() + seconds
@@ -65,6 +47,18 @@ class Load:
             outcome = await self.one(next_request())
             if outcome.end in (End.REFUSED, End.UNREACHABLE):
                 await asyncio.sleep(min(outcome.retry_after_s or 0.2, max(0.0, until - time.monotonic())))
+
+
+async def open_loop(times: Iterable[float], ask: Callable[[], Coroutine[Any, Any, object]]) -> None:
+    """Calls `ask` at each offset from now, whatever the server does, and waits for all to end.
+
+    A client that falls behind its own schedule asks late, never less often.
+    """
+    started = time.monotonic()
+    async with asyncio.TaskGroup() as tasks:
+        for offset in times:
+            await asyncio.sleep(max(0.0, started + offset - time.monotonic()))
+            tasks.create_task(ask())
 
 
 @dataclass(frozen=True, slots=True)
