@@ -24,6 +24,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from twinpool.config import Encryption
 from twinpool.layout import KVLayout
 
 
@@ -38,12 +39,14 @@ class KVRegion:
 
 @dataclass(frozen=True, slots=True)
 class LocalEnd:
-    """Who this worker is to a transport: its process, its server's name, and the host it is reached at."""
+    """Who this worker is to a transport: its process, its server's name, the host it is reached at, and which KV it
+    wants encrypted on its way."""
 
     worker_id: str
     incarnation: str
     deployment: str = "local"
     host: str = "127.0.0.1"
+    encryption: Encryption = Encryption.AUTO
 
     @property
     def writer(self) -> str:

@@ -1,16 +1,14 @@
 """`tcp`, the receiving end: bytes go from the socket straight into the pool.
 
 One thread accepts, one serves each connection; neither a model step nor the event loop ever waits for a
-socket. What does not start with the right token is closed and counted, what comes under a fence that is
+socket. What does not begin with the right hello is closed and counted, what comes under a fence that is
 not expected is read and thrown away.
 """
 
 from __future__ import annotations
 
-import hmac
 import logging
 import secrets
-import select
 import socket
 import threading
 import time
@@ -18,39 +16,19 @@ from collections.abc import Sequence
 
 import msgspec
 
-from twinpool.errors import ConfigError, ProtocolError, TransferError
+from twinpool.errors import ConfigError
+from twinpool.junk_log import JunkLog
 from twinpool.kv_transfer.connector import KVRegion, LocalEnd
 from twinpool.kv_transfer.intake import TwoSidedReceiver
-from twinpool.kv_transfer.tcp_wire import (
-    BLOCK,
-    ECHO,
-    FLUSH,
-    FRAME,
-    HELLO,
-    MAGIC,
-    MAX_NAME_BYTES,
-    PUSH,
-    TOKEN_BYTES,
-    TcpAddress,
-    skip,
-    tune,
-)
+from twinpool.kv_transfer.tcp_hello import SECRET_BYTES, welcome
+from twinpool.kv_transfer.tcp_stream import JunkError, Stream, StreamEndedError, give, take
+from twinpool.kv_transfer.tcp_wire import BLOCK, ECHO, FLUSH, FRAME, PUSH, TcpAddress, skip, tune
 
 log = logging.getLogger(__name__)
 
-_HELLO_TIMEOUT_S = 5.0
 _ACCEPT_PAUSE_S = 0.1
 _MAX_CONNECTIONS = 1024
-_MAX_VIEWS = 512
 _SCRATCH_BYTES = 256 << 10
-
-
-class _StreamEndedError(TransferError):
-    """The other side closed, or the connection broke."""
-
-
-class _JunkError(ProtocolError):
-    """What came is no part of this protocol."""
 
 
 class TcpReceiver(TwoSidedReceiver):
@@ -61,12 +39,14 @@ class TcpReceiver(TwoSidedReceiver):
     def __init__(self, region: KVRegion, end: LocalEnd) -> None:
         """Raises ConfigError if the host cannot be bound."""
         super().__init__(region)
-        self._token = secrets.token_bytes(TOKEN_BYTES)
         try:
             self._listener = socket.create_server((end.host, 0), family=_family(end.host), backlog=128)
         except OSError as exc:
             raise ConfigError(f"KV transfer by tcp cannot listen on host {end.host!r}: {exc}") from exc
-        self._address = TcpAddress(end.host, self._listener.getsockname()[1], self._token)
+        port = self._listener.getsockname()[1]
+        sealed = end.encryption.seals(end.host)
+        self._address = TcpAddress(end.host, port, secrets.token_bytes(SECRET_BYTES), sealed)
+        self._junk_log = JunkLog(log)
         self._lock = threading.Lock()
         self._connections: dict[socket.socket, threading.Thread] = {}
         self._closed = False
@@ -74,7 +54,7 @@ class TcpReceiver(TwoSidedReceiver):
         self._acceptor.start()
 
     def address(self) -> bytes:
-        """Host, port and token."""
+        """Host, port and secret, and whether connections are sealed."""
         return msgspec.msgpack.encode(self._address)
 
     async def close(self) -> None:
@@ -115,17 +95,16 @@ class TcpReceiver(TwoSidedReceiver):
     def _serve(self, connection: socket.socket) -> None:
         try:
             tune(connection)
-            connection.settimeout(_HELLO_TIMEOUT_S)
-            writer = self._read_hello(connection)
+            writer, stream = welcome(connection, self._address.secret, self._address.sealed)
             connection.settimeout(None)
             while True:
-                self._read_frame(connection, writer)
-        except _StreamEndedError:
+                self._read_frame(connection, stream, writer)
+        except StreamEndedError:
             pass
-        except (_JunkError, TimeoutError) as exc:
+        except (JunkError, TimeoutError) as exc:
             with self._lock:
                 self.num_junk += 1
-            log.warning("a connection to the KV port was closed: %s", exc)
+            self._junk_log.say(f"a connection to the KV port was closed: {exc}")
         except OSError as exc:
             log.warning("a KV connection broke: %s", exc)
         finally:
@@ -133,72 +112,42 @@ class TcpReceiver(TwoSidedReceiver):
                 self._connections.pop(connection, None)
             connection.close()
 
-    def _read_hello(self, connection: socket.socket) -> str:
-        magic, token, length = HELLO.unpack(_read(connection, HELLO.size))
-        if magic != MAGIC or not hmac.compare_digest(token, self._token) or length > MAX_NAME_BYTES:
-            raise _JunkError("it did not start with the token of this receiver")
-        return _read(connection, length).decode(errors="replace")
-
-    def _read_frame(self, connection: socket.socket, writer: str) -> None:
-        kind, fence, first, last, count = FRAME.unpack(_read(connection, FRAME.size))
+    def _read_frame(self, connection: socket.socket, stream: Stream, writer: str) -> None:
+        kind, fence, first, last, count = FRAME.unpack(take(stream, FRAME.size))
         if kind == FLUSH:
-            connection.sendall(ECHO.pack(fence))
+            give(stream, connection, ECHO.pack(fence))
             return
         layout = self._region.layout
         if kind != PUSH or not first < last <= layout.num_layers or count > self._region.num_blocks:
-            raise _JunkError(
-                f"{writer} sent a frame that makes no sense: {(kind, fence, first, last, count)}"
-            )
-        block_ids = [block for (block,) in BLOCK.iter_unpack(_read(connection, BLOCK.size * count))]
+            raise JunkError(f"{writer} sent a frame that makes no sense: {(kind, fence, first, last, count)}")
+        block_ids = [block for (block,) in BLOCK.iter_unpack(take(stream, BLOCK.size * count))]
         views: list[memoryview] = []
         for block in block_ids:
             if block >= self._region.num_blocks:
-                raise _JunkError(f"{writer} names block {block} of a pool of {self._region.num_blocks}")
+                raise JunkError(f"{writer} names block {block} of a pool of {self._region.num_blocks}")
             start, length = layout.layer_range(block, first, last)
             views.append(self._region.memory[start : start + length])
-        self._read_blocks(connection, writer, fence, block_ids, views)
+        self._read_blocks(stream, writer, fence, block_ids, views)
 
     def _read_blocks(
-        self,
-        connection: socket.socket,
-        writer: str,
-        fence: int,
-        block_ids: Sequence[int],
-        views: list[memoryview],
+        self, stream: Stream, writer: str, fence: int, block_ids: Sequence[int], views: list[memoryview]
     ) -> None:
         """Fills `views`; looks the fence up again for every piece, under the lock that a cancellation takes."""
         left = sum(len(view) for view in views)
         scratch = memoryview(bytearray(0))
-        readable = select.poll()
-        readable.register(connection, select.POLLIN)
         index = 0
         while left:
-            readable.poll()
+            stream.wait()
             with self._intake.lock:
                 if not scratch and not self._intake.admits(fence, writer, block_ids):
                     self._intake.num_dropped += 1
                     scratch = memoryview(bytearray(_SCRATCH_BYTES))
-                into = [scratch[:left]] if scratch else views[index : index + _MAX_VIEWS]
-                try:
-                    num_bytes = connection.recvmsg_into(into, 0, socket.MSG_DONTWAIT)[0]
-                except BlockingIOError:
-                    continue
-                if num_bytes == 0:
-                    raise _StreamEndedError
+                num_bytes = stream.take_into([scratch[:left]] if scratch else views[index:])
                 if not scratch:
                     self._intake.landed(fence, num_bytes)
             left -= num_bytes
             if not scratch:
                 index = skip(views, index, num_bytes)
-
-
-def _read(connection: socket.socket, num_bytes: int) -> bytes:
-    parts = bytearray()
-    while len(parts) < num_bytes:
-        if not (part := connection.recv(num_bytes - len(parts))):
-            raise _StreamEndedError
-        parts += part
-    return bytes(parts)
 
 
 def _family(host: str) -> socket.AddressFamily:

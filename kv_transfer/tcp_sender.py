@@ -20,18 +20,9 @@ from twinpool.errors import PeerLost, TransportUnavailable
 from twinpool.kv_transfer.connector import BlockRange, KVRegion, LocalEnd, PushReport
 from twinpool.kv_transfer.plan import layer_group
 from twinpool.kv_transfer.pushes import PushLog, until_delivered
-from twinpool.kv_transfer.tcp_wire import (
-    BLOCK,
-    ECHO,
-    FLUSH,
-    FRAME,
-    HELLO,
-    MAGIC,
-    PUSH,
-    TcpAddress,
-    skip,
-    tune,
-)
+from twinpool.kv_transfer.tcp_hello import greet
+from twinpool.kv_transfer.tcp_stream import JunkError, Stream, StreamEndedError, take
+from twinpool.kv_transfer.tcp_wire import BLOCK, ECHO, FLUSH, FRAME, PUSH, TcpAddress, skip, tune
 
 log = logging.getLogger(__name__)
 
@@ -50,9 +41,10 @@ class TcpSender:
 
     name = "tcp"
 
-    def __init__(self, connection: socket.socket, peer: str, region: KVRegion) -> None:
+    def __init__(self, connection: socket.socket, stream: Stream, peer: str, region: KVRegion) -> None:
         self.layer_group = layer_group(region.layout, _MIN_PUSH_BYTES, region.layout.num_layers)
         self._connection = connection
+        self._stream = stream
         self._peer = peer
         self._region = region
         self._loop = asyncio.get_running_loop()
@@ -61,7 +53,6 @@ class TcpSender:
         self._wake = threading.Condition()
         self._reading_source = threading.Lock()
         self._flushes: dict[int, deque[asyncio.Future[None]]] = {}
-        self._num_sent = 0
         self._lost: str | None = None
         self._threads = [
             threading.Thread(target=self._write, name="kv-tcp-send", daemon=True),
@@ -75,33 +66,36 @@ class TcpSender:
         """Connects and says hello.
 
         Raises:
-            PeerLost: nothing listens at `address`.
-            TransportUnavailable: `address` is none of this transport's.
+            PeerLost: nothing listens at `address`, or not the receiver that has this secret.
+            TransportUnavailable: `address` is none of this transport's, or not sealed where this worker wants it.
         """
         try:
             where = msgspec.msgpack.decode(address, type=TcpAddress)
         except (msgspec.DecodeError, msgspec.ValidationError) as exc:
             raise TransportUnavailable(f"transport tcp: not an address of a receiver: {exc}") from exc
         peer = f"{where.host}:{where.port}"
-        name = end.writer.encode()
-        hello = HELLO.pack(MAGIC, where.token, len(name)) + name
+        if end.encryption.seals(where.host) and not where.sealed:
+            raise TransportUnavailable(
+                f"transport tcp: the receiver at {peer} takes KV unencrypted, and --kv-encryption is {end.encryption} "
+                "here; give both workers the same --kv-encryption"
+            )
 
-        def dial() -> socket.socket:
+        def dial() -> tuple[socket.socket, Stream]:
             connection = socket.create_connection((where.host, where.port), timeout=_CONNECT_TIMEOUT_S)
             try:
                 tune(connection)
-                connection.sendall(hello)
+                stream = greet(connection, where.secret, end.writer, where.sealed)
                 connection.settimeout(None)
-            except OSError:
+            except BaseException:
                 connection.close()
                 raise
-            return connection
+            return connection, stream
 
         try:
-            connection = await asyncio.to_thread(dial)
-        except OSError as exc:
+            connection, stream = await asyncio.to_thread(dial)
+        except (OSError, JunkError, StreamEndedError) as exc:
             raise PeerLost(f"no KV receiver answers at {peer}: {exc}") from exc
-        return cls(connection, peer, region)
+        return cls(connection, stream, peer, region)
 
     @property
     def lost(self) -> str | None:
@@ -148,7 +142,7 @@ class TcpSender:
     async def _delivered(self, fence: int) -> None:
         """Returns when the receiver is through with all that was pushed before. Raises PeerLost, and is lost then."""
         try:
-            await until_delivered(self._flush(fence), lambda: self._num_sent, self._peer)
+            await until_delivered(self._flush(fence), lambda: self._stream.num_sent, self._peer)
         except PeerLost as exc:
             self._lose(str(exc))
             with self._reading_source:
@@ -202,7 +196,7 @@ class TcpSender:
         writable = select.poll()
         writable.register(self._connection, select.POLLOUT)
         index, has_begun = 0, False
-        while index < len(views):
+        while index < len(views) or self._stream.has_unsent:
             writable.poll(_POLL_MS)
             with self._reading_source:
                 if fence is not None and self._log.is_stopped(fence):
@@ -213,27 +207,18 @@ class TcpSender:
                     index, fence = 0, None
                 if self._lost is not None:
                     raise ConnectionAbortedError(self._lost)
-                try:
-                    sent = self._connection.sendmsg(
-                        views[index : index + _MAX_VIEWS], [], socket.MSG_DONTWAIT
-                    )
-                except BlockingIOError:
-                    continue
-            has_begun = True
-            self._num_sent += sent
-            index = skip(views, index, sent)
+                taken = self._stream.offer(views[index : index + _MAX_VIEWS])
+            has_begun = has_begun or taken > 0
+            index = skip(views, index, taken)
 
     def _read_echoes(self) -> None:
-        parts = bytearray()
         try:
-            while chunk := self._connection.recv(4096):
-                parts += chunk
-                whole = len(parts) - len(parts) % ECHO.size
-                for (fence,) in ECHO.iter_unpack(parts[:whole]):
-                    self._loop.call_soon_threadsafe(self._settle, fence, None)
-                del parts[:whole]
+            while True:
+                (fence,) = ECHO.unpack(take(self._stream, ECHO.size))
+                self._loop.call_soon_threadsafe(self._settle, fence, None)
+        except StreamEndedError:
             self._lose("the receiver closed the connection")
-        except OSError as exc:
+        except (OSError, JunkError) as exc:
             self._lose(str(exc))
 
     # ── the end ─────────────────────────────────────────────────────────────────────────────────────────────

@@ -1,23 +1,18 @@
-"""What `tcp` puts on a connection.
+"""What `tcp` puts on a connection after its hello (`tcp_hello`), as a stream (`tcp_stream`).
 
-A connection starts with a hello (the receiver's secret token, the writer's name) and carries frames after
-it: a push (fence, layers, target blocks, then the bytes of each block's layers), or a flush (fence),
-which the receiver echoes once everything before it is in place or dropped.
+Frames: a push (fence, layers, target blocks, then the bytes of each block's layers), or a flush (fence), which the
+receiver echoes once everything before it is in place or dropped.
 """
 
 from __future__ import annotations
 
 import socket
 import struct
+from typing import Annotated
 
 import msgspec
 
-MAGIC = b"TWINKV01"
-TOKEN_BYTES = 16
-MAX_NAME_BYTES = 256
-
-HELLO = struct.Struct(f"!8s{TOKEN_BYTES}sH")
-"""Magic, token, length of the writer's name, which follows."""
+from twinpool.kv_transfer.tcp_hello import SECRET_BYTES
 
 FRAME = struct.Struct("!BQHHI")
 """Kind, fence, first layer, last layer, number of blocks; a push is followed by that many `BLOCK`s and the bytes."""
@@ -33,12 +28,13 @@ _KEEPALIVE = (("TCP_KEEPIDLE", 20), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 4))
 """Seconds of silence before the system asks whether the other host still lives, between questions, and how many."""
 
 
-class TcpAddress(msgspec.Struct, frozen=True):
-    """Where a receiver listens, and the token that proves who was told so."""
+class TcpAddress(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Where a receiver listens, the secret that proves who was told so, and whether its connections are sealed."""
 
-    host: str
-    port: int
-    token: bytes
+    host: Annotated[str, msgspec.Meta(min_length=1, max_length=255)]
+    port: Annotated[int, msgspec.Meta(ge=1, le=65535)]
+    secret: Annotated[bytes, msgspec.Meta(min_length=SECRET_BYTES, max_length=SECRET_BYTES)]
+    sealed: bool
 
 
 def tune(connection: socket.socket) -> None:

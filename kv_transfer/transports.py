@@ -1,7 +1,7 @@
 """Which transports there are, which one a link uses, and how to open its two ends.
 
-The order of preference on "auto" is: `shm` on one host, `ucx` if both workers have it, `tcp`. A transport
-asked for by name is used or refused, never replaced.
+The order of preference on "auto" is: `shm` on one host, `ucx` if both workers have it and KV may travel as it is,
+`tcp`. A transport asked for by name is used or refused, never replaced.
 """
 
 from __future__ import annotations
@@ -32,8 +32,13 @@ def available() -> dict[TransportName, str | None]:
     }
 
 
-def choose(wanted: str, mine: Collection[str], theirs: Collection[str], same_host: bool) -> TransportName:
+def choose(
+    wanted: str, mine: Collection[str], theirs: Collection[str], same_host: bool, must_seal: bool
+) -> TransportName:
     """The transport of a link between two workers that can use `mine` and `theirs`.
+
+    `must_seal`: KV must not go through a socket unencrypted. UCX moves the bytes as they lie in memory, so it cannot
+    encrypt them; `shm` goes through no socket.
 
     Raises:
         TransportUnavailable: `wanted` is not usable on both sides, or "auto" finds nothing in common.
@@ -52,9 +57,15 @@ def choose(wanted: str, mine: Collection[str], theirs: Collection[str], same_hos
             raise TransportUnavailable(
                 "transport 'shm' was asked for between two hosts; use ucx, tcp or auto"
             )
+        if wanted == TransportName.UCX and must_seal:
+            raise TransportUnavailable(
+                "transport 'ucx' was asked for, but KV is to be encrypted here, which ucx cannot do; use --transport "
+                "tcp or auto, or --kv-encryption off if you trust the network"
+            )
         return TransportName(wanted)
     order = [TransportName.SHM] if same_host else []
-    for name in (*order, TransportName.UCX, TransportName.TCP):
+    order += [] if must_seal else [TransportName.UCX]
+    for name in (*order, TransportName.TCP):
         if name in common:
             return name
     raise TransportUnavailable(f"no common transport: here {_listed(mine)}, there {_listed(theirs)}")

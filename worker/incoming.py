@@ -145,7 +145,9 @@ class IncomingLinks:
         try:
             self._check(identity, hello)
             wanted = mine.wanted if hello.transport == TransportName.AUTO else hello.transport
-            name = transports.choose(wanted, mine.transports, hello.transports, hello.host == mine.host)
+            same_host = hello.host == mine.host
+            must_seal = any(e.forbids_plain(same_host) for e in (mine.end.encryption, hello.encryption))
+            name = transports.choose(wanted, mine.transports, hello.transports, same_host, must_seal)
             if name not in self._receivers:
                 self._receivers[name] = await transports.receiver(
                     name, self._pool.region, mine.end, self._pool.shared

@@ -99,8 +99,9 @@ async def _run(config: WorkerConfig, make_core: CoreFactory) -> int:
     loop.add_signal_handler(signal.SIGTERM, stop, "SIGTERM")
     loop.add_signal_handler(signal.SIGINT, stop, "Ctrl-C")
 
+    transfer = config.transfer
     end = LocalEnd(
-        config.link.worker_id, uuid.uuid4().hex[:12], config.transfer.deployment, config.transfer.host
+        config.link.worker_id, uuid.uuid4().hex[:12], transfer.deployment, transfer.host, transfer.encryption
     )
     shared: list[SharedPool] = []
 

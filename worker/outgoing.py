@@ -139,6 +139,7 @@ class OutgoingLink:
                 transport=self._settings.wanted,
                 transports=usable,
                 host=self._settings.host,
+                encryption=end.encryption,
             )
         )
         answer = await self._answer((PeerWelcome, PeerDenied))

@@ -46,12 +46,36 @@ class TransportName(StrEnum):
     LOOPBACK = "loopback"
 
 
+class Encryption(StrEnum):
+    """Whether KV is encrypted on its way from one worker to another."""
+
+    AUTO = "auto"
+    """Between hosts."""
+    ON = "on"
+    """Wherever it goes through a socket."""
+    OFF = "off"
+    """Never: the operator trusts the network."""
+
+    def seals(self, host: str) -> bool:
+        """Whether KV for a worker that is reached at `host` is encrypted."""
+        return self is Encryption.ON or (self is Encryption.AUTO and not is_loopback(host))
+
+    def forbids_plain(self, same_host: bool) -> bool:
+        """Whether a transport that cannot encrypt must not be used between two workers."""
+        return self is Encryption.ON or (self is Encryption.AUTO and not same_host)
+
+
 def _is_count(value: int | None, most: int, least: int = 1) -> bool:
     return value is None or least <= value <= most
 
 
 def _is_time(value: float, *, zero: bool = False) -> bool:
     return isfinite(value) and (0 < value <= MOST_SECONDS or (zero and value == 0))
+
+
+def is_name(text: str) -> bool:
+    """Whether it can name something in files, ids and labels: 1 to 64 letters, digits, - and _."""
+    return _NAME.fullmatch(text) is not None
 
 
 def is_loopback(address: str) -> bool:
@@ -158,6 +182,7 @@ class TransferConfig:
     deployment: str = "local"
     host: str = "127.0.0.1"
     faults: str = ""
+    encryption: Encryption = Encryption.AUTO
 
     def __post_init__(self) -> None:
         require("--deployment", self.deployment, _NAME.fullmatch(self.deployment) is not None, _NAME_ALLOWED)
@@ -201,7 +226,9 @@ class CoordinatorConfig:
     The queue is bounded in requests, in prompt tokens and in time. `max_in_flight` bounds the requests that are on
     workers (None: what the decode workers report they can run, twice over). `max_attempts` bounds how often one
     request is started; starts that ended by preemption are not counted (`coordinator/state.py` says what bounds them).
+    All requests together may draw `retry_budget` such starts again, which every admitted request refills a little.
     Workers heartbeat every `heartbeat_s` (the Welcome tells them); one that is not heard of for `lease_s` is lost.
+    Health is bad when nothing has moved for `stall_s` although there is work.
     """
 
     host: str = "127.0.0.1"
@@ -213,6 +240,8 @@ class CoordinatorConfig:
     max_wait_s: float = 60.0
     max_in_flight: int | None = None
     max_attempts: int = 3
+    retry_budget: int = 1024
+    stall_s: float = 10.0
     drain_s: float = 30.0
     heartbeat_s: float = 0.5
     lease_s: float = 5.0
@@ -229,6 +258,8 @@ class CoordinatorConfig:
         )
         require("--drain", self.drain_s, _is_time(self.drain_s, zero=True), f"0 to {MOST_SECONDS:.0f}")
         require("--max-attempts", self.max_attempts, self.max_attempts >= 1, "1 or more")
+        require("--retry-budget", self.retry_budget, self.retry_budget >= 0, "0 or more")
+        require("--stall", self.stall_s, _is_time(self.stall_s), f"above 0, at most {MOST_SECONDS:.0f}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,7 +270,8 @@ class GatewayConfig:
     `metrics_open`: `/metrics` needs no key. A body longer than `max_body_bytes` is refused. A stream may hold back
     `max_buffered_bytes` for a client that is behind, and a client that takes nothing for `client_stall_s` is cut. The
     head of a request must be complete within `head_timeout_s`, its body within `body_timeout_s` and the time that it
-    takes at 64 KiB per second.
+    takes at 64 KiB per second. A stream that is silent for `keep_alive_s` carries a comment, so that proxies leave it
+    open. A request that gets no output for `max_silence_s` ends.
     """
 
     api_keys_file: str = ""
@@ -251,13 +283,20 @@ class GatewayConfig:
     max_connections: int | None = None
     head_timeout_s: float = 10.0
     body_timeout_s: float = 30.0
+    keep_alive_s: float = 10.0
+    max_silence_s: float = 600.0
 
     def __post_init__(self) -> None:
         require("--max-body-bytes", self.max_body_bytes, self.max_body_bytes >= 1, "1 or more")
         require(
             "--max-buffered-bytes", self.max_buffered_bytes, self.max_buffered_bytes >= 1024, "1024 or more"
         )
-        require("--max-connections", self.max_connections, _is_count(self.max_connections, 1 << 20), f"1 to {1 << 20}")
+        require(
+            "--max-connections",
+            self.max_connections,
+            _is_count(self.max_connections, 1 << 20),
+            f"1 to {1 << 20}",
+        )
         require("--client-stall", self.client_stall_s, _is_time(self.client_stall_s),
                 f"above 0, at most {MOST_SECONDS:.0f}")  # fmt: skip
 

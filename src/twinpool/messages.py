@@ -19,7 +19,7 @@ from typing import Any
 
 import msgspec
 
-from twinpool.config import Role
+from twinpool.config import Encryption, Role
 from twinpool.errors import InvariantViolation, ProtocolError
 from twinpool.layout import KVLayout
 from twinpool.request import FinishReason, Job, RequestKey
@@ -286,6 +286,7 @@ class PeerHello(Message, frozen=True, tag=True):
     transport: str
     transports: tuple[str, ...]
     host: str
+    encryption: Encryption
     protocol: int = PROTOCOL_VERSION
 
 

@@ -25,7 +25,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from twinpool.config import TransportName
+from twinpool.config import Encryption, TransportName
 from twinpool.errors import ConfigError, DigestMismatch, PeerLost, TransferError, TransportUnavailable
 from twinpool.kv_transfer import probe, pushes, shm, transports
 from twinpool.kv_transfer.connector import BlockRange, KVReceiver, KVRegion, KVSender, LocalEnd
@@ -105,8 +105,10 @@ class Desk:
     """A receiver in this process, and the peers that write to it."""
 
     def __init__(self, name: str) -> None:
+        name, _, how = name.partition(" ")
         self.name = TransportName(name)
-        self.end = LocalEnd("decode-0", "a1", deployment=f"test{os.getpid()}")
+        encryption = Encryption.ON if how == "sealed" else Encryption.AUTO
+        self.end = LocalEnd("decode-0", "a1", f"test{os.getpid()}", encryption=encryption)
         self.shared = shm.SharedPool(NUM_BLOCKS * LAYOUT.block_bytes, self.end) if name == "shm" else None
         memory = self.shared.memory if self.shared else memoryview(bytearray(NUM_BLOCKS * LAYOUT.block_bytes))
         self.region = KVRegion(memory, LAYOUT, NUM_BLOCKS)
@@ -156,9 +158,9 @@ def require(name: str) -> None:
         pytest.skip(f"{name} is not usable here: {reason}")
 
 
-@pytest.fixture(params=["shm", "tcp", "ucx", "loopback"])
+@pytest.fixture(params=["shm", "tcp", "tcp sealed", "ucx", "loopback"])
 async def desk(request: pytest.FixtureRequest) -> AsyncIterator[Desk]:
-    require(request.param)
+    require(request.param.partition(" ")[0])
     desk = Desk(request.param)
     desk.receiver = await transports.receiver(desk.name, desk.region, desk.end, desk.shared)
     yield desk
@@ -416,9 +418,9 @@ async def test_a_receiver_that_takes_nothing_blocks_no_push_and_loses_the_link(
         await peer.kill()
 
 
-@pytest.mark.parametrize("desk", ["tcp"], indirect=True)
+@pytest.mark.parametrize("desk", ["tcp", "tcp sealed"], indirect=True)
 async def test_strangers_on_the_tcp_port_are_turned_away_and_counted(desk: Desk) -> None:
-    host, port, _ = msgspec.msgpack.decode(desk.receiver.address()).values()
+    host, port, *_ = msgspec.msgpack.decode(desk.receiver.address()).values()
     for junk in (b"GET / HTTP/1.1\r\n" + b"x" * 64, b"\0" * 26):
         with socket.create_connection((host, port), timeout=DEADLINE_S) as stranger:
             stranger.sendall(junk)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from twinpool.config import TransportName
+from twinpool.config import Encryption, TransportName
 from twinpool.errors import ConfigError, TransportUnavailable
 from twinpool.kv_transfer.faulty import FaultPlan
 from twinpool.kv_transfer.transports import available, choose
@@ -13,26 +13,50 @@ ALL = ["shm", "ucx", "tcp"]
 
 
 def test_auto_prefers_shared_memory_on_one_host_then_ucx_then_tcp() -> None:
-    assert choose("auto", ALL, ALL, same_host=True) is TransportName.SHM
-    assert choose("auto", ALL, ALL, same_host=False) is TransportName.UCX
-    assert choose("auto", ALL, ["shm", "tcp"], same_host=False) is TransportName.TCP
-    assert choose("auto", ["ucx", "tcp"], ALL, same_host=True) is TransportName.UCX
+    assert choose("auto", ALL, ALL, same_host=True, must_seal=False) is TransportName.SHM
+    assert choose("auto", ALL, ALL, same_host=False, must_seal=False) is TransportName.UCX
+    assert choose("auto", ALL, ["shm", "tcp"], same_host=False, must_seal=False) is TransportName.TCP
+    assert choose("auto", ["ucx", "tcp"], ALL, same_host=True, must_seal=False) is TransportName.UCX
 
 
 def test_loopback_is_never_chosen_unasked() -> None:
     with pytest.raises(TransportUnavailable, match="no common transport: here loopback, there loopback, tcp"):
-        choose("auto", ["loopback"], ["tcp", "loopback"], same_host=True)
-    assert choose("loopback", ["loopback"], ["loopback"], same_host=True) is TransportName.LOOPBACK
+        choose("auto", ["loopback"], ["tcp", "loopback"], same_host=True, must_seal=False)
+    assert (
+        choose("loopback", ["loopback"], ["loopback"], same_host=True, must_seal=False)
+        is TransportName.LOOPBACK
+    )
 
 
 def test_a_transport_asked_for_by_name_is_used_or_refused() -> None:
-    assert choose("tcp", ALL, ALL, same_host=True) is TransportName.TCP
+    assert choose("tcp", ALL, ALL, same_host=True, must_seal=False) is TransportName.TCP
     with pytest.raises(TransportUnavailable, match=r"'ucx' was asked for, but the other cannot use it"):
-        choose("ucx", ALL, ["tcp"], same_host=True)
+        choose("ucx", ALL, ["tcp"], same_host=True, must_seal=False)
     with pytest.raises(TransportUnavailable, match="this worker and the other cannot"):
-        choose("ucx", ["tcp"], ["tcp"], same_host=True)
+        choose("ucx", ["tcp"], ["tcp"], same_host=True, must_seal=False)
     with pytest.raises(TransportUnavailable, match="between two hosts"):
-        choose("shm", ALL, ALL, same_host=False)
+        choose("shm", ALL, ALL, same_host=False, must_seal=False)
+
+
+def test_what_must_be_encrypted_never_goes_by_ucx() -> None:
+    assert choose("auto", ALL, ALL, same_host=False, must_seal=True) is TransportName.TCP
+    assert choose("auto", ALL, ALL, same_host=True, must_seal=True) is TransportName.SHM
+    with pytest.raises(TransportUnavailable, match="ucx cannot do; use --transport tcp or auto, or --kv-enc"):
+        choose("ucx", ALL, ALL, same_host=False, must_seal=True)
+
+
+@pytest.mark.parametrize(
+    ("encryption", "at_loopback", "elsewhere", "ucx_on_one_host", "ucx_between_hosts"),
+    [("auto", False, True, True, False), ("on", True, True, False, False), ("off", False, False, True, True)],
+)
+def test_kv_is_encrypted_between_hosts_unless_told_otherwise(
+    encryption: str, at_loopback: bool, elsewhere: bool, ucx_on_one_host: bool, ucx_between_hosts: bool
+) -> None:
+    setting = Encryption(encryption)
+    assert {setting.seals(host) for host in ("127.0.0.1", "127.9.9.9", "localhost", "::1")} == {at_loopback}
+    assert {setting.seals(host) for host in ("10.0.0.2", "0.0.0.0", "box", "::", "1127.0.0.1")} == {elsewhere}
+    assert setting.forbids_plain(same_host=True) is not ucx_on_one_host
+    assert setting.forbids_plain(same_host=False) is not ucx_between_hosts
 
 
 def test_every_transport_says_whether_it_is_usable() -> None:

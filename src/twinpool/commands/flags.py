@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from enum import StrEnum
 from typing import Any, TypeVar
 
-from twinpool.config import EngineConfig, SchedulerConfig, TransferConfig, TransportName
+from twinpool.config import Encryption, EngineConfig, SchedulerConfig, TransferConfig, TransportName
 from twinpool.errors import ConfigError
 
 E = TypeVar("E", bound=StrEnum)
@@ -74,6 +74,9 @@ _TRANSFER = (
          "auto, shm, ucx or tcp (auto: shm on one host, else ucx where both ends have it, else tcp)",
          one_of(TransportName.AUTO, TransportName.SHM, TransportName.UCX, TransportName.TCP)),
     Flag("--kv-host", TransferConfig, "host", "ADDRESS", "address that a decode worker's KV sockets listen on"),
+    Flag("--kv-encryption", TransferConfig, "encryption", "WHEN",
+         "auto, on or off: encrypt KV that goes through a socket (auto: between hosts)",
+         one_of(Encryption.AUTO, Encryption.ON, Encryption.OFF)),
     Flag("--faults", TransferConfig, "faults", "SPEC",
          "for tests: break transfers on purpose, like delay=0.01,corrupt=0.1,seed=3"),
 )  # fmt: skip
