@@ -1,116 +1,92 @@
-"""The bounded queue: who may wait, in which order, and what a refused client is told."""
+"""Who gets in, and what a refused client is told.
+
+Refused for good (400) is what no wait could help: too long for the model, a pool or the tenant's quota, or its deadline
+too near. Refused for now (429) is what has no room, quota or time left; `Retry-After` is then the longest of
+the waits that were found, so that who comes back after it gets in, all else equal.
+
+A tenant may fill the queue up to its share by weight, among those that asked for something in the last minute: one
+that is alone has all of it, and nobody can keep others out.
+"""
 
 from __future__ import annotations
 
-import math
-from collections import OrderedDict
-from collections.abc import Iterator
-
 from twinpool.config import CoordinatorConfig
+from twinpool.coordinator.accounts import Account, Accounts
 from twinpool.coordinator.lifecycle import Request
+from twinpool.coordinator.pace import Pace, PrefillPace
 from twinpool.coordinator.registry import Registry
 from twinpool.coordinator.service import Submission
-from twinpool.errors import ContextLengthExceeded, InvalidRequest, NoWorker, QueueFull, RequestError
-
-RATE_WINDOW_S = 10.0
-MIN_BUSY_S = 0.5
-
-
-class ServiceRate:
-    """How fast the queue moves while somebody waits in it.
-
-    Requests and prompt tokens that left the queue for a worker, over the time in which it was not empty; both
-    decay with e^(−busy time / `RATE_WINDOW_S`), so the rate is that of about the last ten busy seconds. Idle
-    time says nothing about what the workers could do and is left out.
-    """
-
-    def __init__(self) -> None:
-        self._at = 0.0
-        self._busy_s = 0.0
-        self._requests = 0.0
-        self._tokens = 0.0
-
-    def advance(self, now: float, is_busy: bool) -> None:
-        """Until `now` the queue was busy, or not."""
-        elapsed_s = now - self._at
-        self._at = now
-        if is_busy and elapsed_s > 0:
-            keep = math.exp(-elapsed_s / RATE_WINDOW_S)
-            self._busy_s = self._busy_s * keep + elapsed_s
-            self._requests *= keep
-            self._tokens *= keep
-
-    def left_queue(self, num_tokens: int) -> None:
-        """One request with that many prompt tokens was dispatched after waiting."""
-        self._requests += 1
-        self._tokens += num_tokens
-
-    def seconds_for(self, num_requests: int, num_tokens: int) -> float | None:
-        """Predicted time until that many requests and tokens have left; None without enough evidence."""
-        if self._busy_s < MIN_BUSY_S or self._requests < 0.5:
-            return None
-        return self._busy_s * max(num_requests / self._requests, num_tokens / max(1.0, self._tokens))
-
-
-class WaitingQueue:
-    """Requests that wait for workers, first come first served; a resumed one goes in front.
-
-    The bounds hold for new requests. Resumed ones were admitted once already and are at most those in flight.
-    """
-
-    def __init__(self) -> None:
-        self._requests: OrderedDict[str, Request] = OrderedDict()
-        self._num_tokens: dict[str, int] = {}
-        self.num_tokens = 0
-        """Prompt tokens (and tokens to be computed again) that wait."""
-
-    def __len__(self) -> int:
-        return len(self._requests)
-
-    def __iter__(self) -> Iterator[Request]:
-        return iter(self._requests.values())
-
-    def first(self) -> Request:
-        """The next to go. The queue must not be empty."""
-        return next(iter(self._requests.values()))
-
-    def append(self, request: Request) -> None:
-        """Puts a new request at the end."""
-        self._requests[request.request_id] = request
-        self._num_tokens[request.request_id] = request.num_tokens
-        self.num_tokens += request.num_tokens
-
-    def push_front(self, request: Request) -> None:
-        """Puts a resumed request before all others."""
-        self.append(request)
-        self._requests.move_to_end(request.request_id, last=False)
-
-    def remove(self, request: Request) -> None:
-        """Takes the request out, wherever it stands."""
-        del self._requests[request.request_id]
-        self.num_tokens -= self._num_tokens.pop(request.request_id)
+from twinpool.coordinator.waiting import WaitingQueue
+from twinpool.errors import (
+    ContextLengthExceeded,
+    DeadlineUnmeetable,
+    InvalidRequest,
+    NoWorker,
+    QueueFull,
+    RequestError,
+    TryLater,
+)
 
 
 class Admission:
-    """Says yes or no to a new request."""
+    """Says yes or no to a new request. `pace` is how the queue moves, `prefill` how prompts are computed."""
 
     def __init__(
-        self, config: CoordinatorConfig, registry: Registry, queue: WaitingQueue, rate: ServiceRate
+        self, config: CoordinatorConfig, registry: Registry, queue: WaitingQueue, accounts: Accounts
     ) -> None:
         self._config = config
         self._registry = registry
         self._queue = queue
-        self._rate = rate
+        self._accounts = accounts
+        self.pace = Pace()
+        self.prefill = PrefillPace()
 
-    def refusal(self, submission: Submission) -> RequestError | None:
-        """Why the request must not be admitted now, or None."""
+    def refusal(self, request: Request, num_cached: int, now: float) -> RequestError | None:
+        """Why the request must not be admitted now, or None. Workers hold `num_cached` of its prompt tokens."""
+        submission, account = request.submission, request.account
+        num_prompt, max_tokens = len(submission.prompt_token_ids), submission.sampling.max_tokens
         is_ready, why = self._registry.ready()
         if not is_ready:
             return NoWorker(f"the server cannot run requests now: {why}")
-        return self._never_fits(submission) or self._no_room(len(submission.prompt_token_ids))
+        prefill_s = self.prefill.seconds_for(num_prompt - num_cached)
+        never = (
+            self._never_fits(num_prompt, max_tokens)
+            or account.never_allows(num_prompt, max_tokens)
+            or _never_in_time(submission, prefill_s, now)
+        )
+        if never is not None:
+            return never
+        wait_s = self.predicted_wait_s(account, submission.priority, now)
+        found: list[TryLater | None] = [
+            account.refusal(num_prompt + max_tokens, now),
+            self._no_room(num_prompt, account, now),
+        ]
+        if wait_s is not None:
+            wait_there_s = self.prefill.seconds_before(self._registry.least_pending_tokens())
+            found += [self._too_long(wait_s), _too_late(submission, wait_s + wait_there_s, prefill_s, now)]
+        refusals = [refusal for refusal in found if refusal is not None]
+        return max(refusals, key=lambda refusal: refusal.retry_after_s, default=None)
 
-    def _never_fits(self, submission: Submission) -> RequestError | None:
-        num_prompt, max_tokens = len(submission.prompt_token_ids), submission.sampling.max_tokens
+    def predicted_wait_s(self, account: Account, priority: int, now: float) -> float | None:
+        """How long a new request of that tenant would wait in the queue; None without evidence."""
+        if not len(self._queue):
+            return 0.0
+        ahead = self._queue.ahead_of(account, priority)
+        return self.pace.seconds_for(ahead.num_requests + 1, ahead.num_tokens, now)
+
+    def waited_in_vain(self, now: float) -> RequestError:
+        """Why a request waited for `max_wait_s` without being run: all workers are busy, or there are none."""
+        max_wait_s = self._config.max_wait_s
+        is_ready, missing = self._registry.ready()
+        if not is_ready:
+            return NoWorker(f"the request could not be run for {max_wait_s:g} s: {missing}")
+        predicted_s = self.pace.seconds_for(len(self._queue), self._queue.num_tokens, now)
+        return QueueFull(
+            f"no worker was free for {max_wait_s:g} s; try again later, or start more workers",
+            retry_after_s=max_wait_s if predicted_s is None else min(predicted_s, max_wait_s),
+        )
+
+    def _never_fits(self, num_prompt: int, max_tokens: int) -> RequestError | None:
         if num_prompt == 0:
             return InvalidRequest("the prompt has no tokens; give at least one", param="prompt")
         if max_tokens < 1:
@@ -133,24 +109,75 @@ class Admission:
             )
         return None
 
-    def _no_room(self, num_prompt: int) -> QueueFull | None:
+    def _no_room(self, num_prompt: int, account: Account, now: float) -> QueueFull | None:
+        """The bounds in requests and prompt tokens: of the whole queue, and of the tenant's share of it."""
         queue, config = self._queue, self._config
-        over_requests = len(queue) + 1 - config.max_queue_requests
-        over_tokens = queue.num_tokens + num_prompt - config.max_queue_tokens
-        if over_requests > 0:
-            what = f"{len(queue)} requests wait already and at most {config.max_queue_requests} may"
-        elif over_tokens > 0 and len(queue):
+        own, share = queue.held_by(account), self._accounts.share(account, now)
+        most, most_tokens = config.max_queue_requests, config.max_queue_tokens
+        own_most, own_most_tokens = max(1, int(most * share)), int(most_tokens * share)
+        if len(queue) >= most:
+            what = f"{len(queue)} requests wait already and at most {most} may"
+            place = len(queue) - most
+            wait_s = self.pace.seconds_for(place + 1, 0, now)
+        elif len(queue) and queue.num_tokens + num_prompt > most_tokens:
             what = (
                 f"{queue.num_tokens} prompt tokens wait already, this request has {num_prompt}, and at most "
-                f"{config.max_queue_tokens} may wait"
+                f"{most_tokens} may wait"
             )
+            wait_s = self.pace.seconds_for(1, queue.num_tokens + num_prompt - most_tokens, now)
+        elif own.num_requests >= own_most:
+            what = f"{own.num_requests} requests of yours wait already and at most {own_most} may"
+            ahead = queue.ahead_of_place(account, own.num_requests - own_most)
+            wait_s = self.pace.seconds_for(ahead.num_requests + 1, ahead.num_tokens, now)
+        elif own.num_requests and own.num_tokens + num_prompt > own_most_tokens:
+            what = (
+                f"{own.num_tokens} prompt tokens of yours wait already, this request has {num_prompt}, and at "
+                f"most {own_most_tokens} may wait"
+            )
+            ahead = queue.ahead_of_place(account, own.num_requests)
+            wait_s = self.pace.seconds_for(ahead.num_requests + 1, ahead.num_tokens, now)
         else:
-            wait_s = self._rate.seconds_for(len(queue), queue.num_tokens) if len(queue) else None
-            if wait_s is None or wait_s <= config.max_wait_s:
-                return None
-            what = f"the predicted wait is {wait_s:.0f} s and at most {config.max_wait_s:g} s are allowed"
-            return QueueFull(f"the server is busy: {what}", retry_after_s=wait_s - config.max_wait_s)
+            return None
         # Nobody waits longer than max_wait_s, so there is room by then whatever the rate.
-        predicted = self._rate.seconds_for(max(over_requests, 0), max(over_tokens, 0))
-        retry_after_s = config.max_wait_s if predicted is None else min(predicted, config.max_wait_s)
+        retry_after_s = config.max_wait_s if wait_s is None else min(wait_s, config.max_wait_s)
         return QueueFull(f"the server is busy: {what}", retry_after_s=retry_after_s)
+
+    def _too_long(self, wait_s: float) -> QueueFull | None:
+        """The bound in time."""
+        over_s = wait_s - self._config.max_wait_s
+        if over_s <= 0:
+            return None
+        allowed = f"at most {self._config.max_wait_s:g} s are allowed"
+        what = f"the server is busy: the predicted wait is {wait_s:.1f} s and {allowed}"
+        return QueueFull(what, retry_after_s=over_s)
+
+
+def _never_in_time(submission: Submission, prefill_s: float, now: float) -> InvalidRequest | None:
+    """Whether the deadline is too near for any wait to help: it has passed, or the prompt alone takes longer."""
+    if submission.deadline is None or prefill_s < (left_s := submission.deadline - now):
+        return None
+    if left_s <= 0:
+        message = f"the deadline passed {-left_s:.3f} s before the request could be taken on; set a later one"
+    else:
+        message = (
+            f"the deadline is in {left_s:.3f} s, and the first token of such a prompt takes about {prefill_s:.3f} s; "
+            "set a later one, or shorten the prompt"
+        )
+    return InvalidRequest(message, param="deadline")
+
+
+def _too_late(
+    submission: Submission, wait_s: float, prefill_s: float, now: float
+) -> DeadlineUnmeetable | None:
+    """Whether the request would wait too long to have even its first token by its deadline."""
+    if submission.deadline is None:
+        return None
+    left_s = submission.deadline - now
+    over_s = wait_s + prefill_s - left_s
+    if over_s <= 0:
+        return None
+    return DeadlineUnmeetable(
+        f"the deadline is in {left_s:.2f} s; the predicted wait is {wait_s:.2f} s and the first token takes about "
+        f"{prefill_s:.2f} s after it",
+        retry_after_s=over_s,
+    )

@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from twinpool.config import CoordinatorConfig
-from twinpool.coordinator.admission import WaitingQueue
 from twinpool.coordinator.events import Command, Emit, Note, Send
 from twinpool.coordinator.lifecycle import Leg, LegKind, Move, Request, Resource
 from twinpool.coordinator.registry import Registry, Worker
+from twinpool.coordinator.retries import RetryBudget
 from twinpool.coordinator.service import Output
 from twinpool.coordinator.tally import Tally
 from twinpool.coordinator.timeline import FinishedTimelines
+from twinpool.coordinator.waiting import WaitingQueue
 from twinpool.errors import InvariantViolation, RequestError, RequestFailed
 from twinpool.messages import Cancel, DropReason, Message
 from twinpool.metrics import CoordinatorMetric, Timing
@@ -32,12 +33,14 @@ class Custody:
         config: CoordinatorConfig,
         queue: WaitingQueue,
         registry: Registry,
+        retries: RetryBudget,
         tally: Tally,
         emit: Callable[[Command], None],
     ) -> None:
         self._max_attempts = config.max_attempts
         self._queue = queue
         self._registry = registry
+        self._retries = retries
         self._tally = tally
         self._emit = emit
         self.requests: dict[str, Request] = {}
@@ -61,17 +64,26 @@ class Custody:
         request.early.clear()
         if reason == DropReason.PREEMPTED:
             request.preempted_attempts.add(request.attempt)
-        if request.starts_charged >= self._max_attempts:
-            error = RequestFailed(
-                f"the request was lost {request.starts_charged} times and is not started again; the last: "
-                f"{request.timeline.attempts[-1].ended}"
-            )
+        if (why_not := self._why_not_again(request, reason)) is not None:
+            error = RequestFailed(f"{why_not}; the last loss: {request.timeline.attempts[-1].ended}")
             self.end(request, Move.FAIL, FinishReason.ERROR, now, error=error)
             return
         self.move(request, Move.RESUME, now)
         if reason != DropReason.PREEMPTED or len(request.emitted) > request.num_emitted_at_start:
             request.queued_at = now
         self._queue.push_front(request)
+
+    def _why_not_again(self, request: Request, reason: str) -> str | None:
+        """Why the request is not started again; None: it may be, and if that is a retry, it is paid for."""
+        if request.starts_charged >= self._max_attempts:
+            return f"the request was lost {request.starts_charged} times and is not started again"
+        if reason == DropReason.PREEMPTED or self._retries.try_spend():
+            return None
+        self._tally.add(CoordinatorMetric.RETRIES_REFUSED)
+        return (
+            "the request was lost and is not started again: the server's retry budget "
+            f"({self._retries.size}) is used up, for too much is being lost; try again later"
+        )
 
     def end(
         self,
@@ -89,12 +101,34 @@ class Custody:
         timeline.ended_at = now
         timeline.finish = finish
         timeline.error = "" if error is None else error.message
+        self._settle_account(request, now)
         if move is Move.FINISH:
             self._tally.timings[Timing.E2E].observe(now - timeline.received_at)
         if not is_silent:
             output = Output((), len(request.emitted), finish, error)
             self._emit(Emit(request.request_id, output))
         self.move(request, move, now)
+        self.settle(request, now)
+
+    def give_up(self, request_id: str | None, now: float) -> None:
+        """A rule was broken for that request, a bug of ours: it ends with an error, and what it holds is released."""
+        request = self.requests.get(request_id or "")
+        if request is None:
+            return
+        if request.ending is None:
+            error = RequestFailed(
+                "the server lost track of the request, which is a bug in Twinpool; try again"
+            )
+            request.ending = Move.FAIL
+            request.timeline.finish, request.timeline.error = FinishReason.ERROR, error.message
+            request.timeline.ended_at = now
+            self._settle_account(request, now)
+            self._emit(Emit(request_id or "", Output((), len(request.emitted), FinishReason.ERROR, error)))
+        if request in self._queue:
+            self._queue.remove(request)
+        request.early.clear()
+        request.give_up(now)
+        self._cancel_legs(request, now)
         self.settle(request, now)
 
     def move(self, request: Request, move: Move, now: float) -> None:
@@ -105,12 +139,22 @@ class Custody:
         if Resource.OUTPUT_BUFFER in released:
             request.early.clear()
         if request.state in (RequestState.QUEUED, RequestState.DRAINING):
-            for leg in request.legs:
-                if leg.cancelled_at is None:
-                    leg.cancelled_at = now
-                    self.send(leg.worker, Cancel(leg.key))
+            self._cancel_legs(request, now)
         elif Resource.PREFILL_BLOCKS in released and (prefill := request.leg(LegKind.PREFILL)):
             self.close(prefill)  # decode has acknowledged the KV: prefill lets go by itself
+
+    def _cancel_legs(self, request: Request, now: float) -> None:
+        for leg in request.legs:
+            if leg.cancelled_at is None:
+                leg.cancelled_at = now
+                self.send(leg.worker, Cancel(leg.key))
+
+    def _settle_account(self, request: Request, now: float) -> None:
+        """Its tenant gets back what was taken at admission and not used."""
+        num_prompt, num_output = request.timeline.num_prompt_tokens, request.timeline.num_output_tokens
+        used = num_output + (num_prompt if request.attempt else 0)
+        request.account.give_back(num_prompt + request.submission.sampling.max_tokens - used, now)
+        request.account.answered(num_output)
 
     def close(self, leg: Leg) -> None:
         """The worker has let go of this leg, or is gone."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from twinpool.config import Role
 from twinpool.coordinator.service import Output, Submission
 from twinpool.errors import RequestError
 from twinpool.messages import Message
@@ -79,6 +80,14 @@ class WorkerLost:
 
 
 @dataclass(frozen=True, slots=True)
+class PoolGivenUp:
+    """Nobody starts workers of this role any more. While none has joined from elsewhere, nothing can run."""
+
+    role: Role
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """Time has passed. Comes at least every 100 ms."""
 
@@ -102,6 +111,7 @@ Event = (
     | Delivered
     | FromWorker
     | WorkerLost
+    | PoolGivenUp
     | Tick
     | Drain
     | Shutdown

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from twinpool.coordinator.accounts import Account
 from twinpool.coordinator.service import Submission
 from twinpool.coordinator.timeline import Timeline
 from twinpool.errors import InvariantViolation
@@ -132,12 +133,15 @@ class Leg:
 class Request:
     """One request at the coordinator.
 
-    `emitted` are the output tokens that went out, in order; `early` those that came before their turn (the
-    two workers' connections race), by index. `queued_at` is since when it waits without having got anywhere.
+    `account` is its tenant's. `emitted` are the output tokens that went out, in order; `early` those that came before
+    their turn (the two workers' connections race), by index. `queued_at` is since when it waits without having got
+    anywhere, `number` says when it came to the queue first.
     """
 
-    def __init__(self, submission: Submission) -> None:
+    def __init__(self, submission: Submission, account: Account) -> None:
         self.submission = submission
+        self.account = account
+        self.number = 0
         self.state = RequestState.RECEIVED
         self.timeline = Timeline(
             submission.request_id, len(submission.prompt_token_ids), submission.tenant.name
@@ -204,12 +208,20 @@ class Request:
         rule = TABLE[self.state]
         target = rule.moves.get(move)
         if target is None:
-            raise InvariantViolation(f"{move.value!r} is no move out of {self.state}: {self.story()}")
+            raise self._violation(f"{move.value!r} is no move out of {self.state}")
         if target.is_terminal and self.legs:
-            raise InvariantViolation(f"{target} while workers hold {len(self.legs)} legs: {self.story()}")
+            raise self._violation(f"{target} while workers hold {len(self.legs)} legs")
         self.state = target
         self.timeline.stamps.append((target, now))
         return rule.owns - TABLE[target].owns
+
+    def give_up(self, now: float) -> None:
+        """Enters DRAINING whatever the table says, after a violation: nothing more is wanted of it."""
+        self.state = RequestState.DRAINING
+        self.timeline.stamps.append((self.state, now))
+
+    def _violation(self, what: str) -> InvariantViolation:
+        return InvariantViolation(f"{what}: {self.story()}", request_id=self.request_id)
 
     def story(self) -> str:
         """Everything that happened to it, in one line."""

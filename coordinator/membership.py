@@ -65,8 +65,6 @@ class Membership:
     def from_member(self, worker: Worker, message: Message, now: float) -> None:
         """What a member says about itself."""
         match message:
-            case Heartbeat(stats=stats):
-                worker.stats = stats
             case LinkReady() | LinkFailed():
                 self._link(worker, message)
             case Left(reason=reason):

@@ -213,6 +213,10 @@ class Registry:
             pools[worker.role] = max(pools.get(worker.role, 0), worker.num_slots)
         return min(pools.values(), default=0)
 
+    def least_pending_tokens(self) -> int:
+        """Prompt tokens that wait at the prefill (or colocated) worker with the fewest of them."""
+        return min((w.pending_tokens for w in self if w.role is not Role.DECODE), default=0)
+
     def in_flight(self) -> int:
         """Attempts that decode (or will) on some worker."""
         return sum(len(w.legs) for w in self if w.role is not Role.PREFILL)

@@ -112,6 +112,11 @@ class Router:
         """Prompt tokens of the request that the worker should hold in its prefix cache."""
         return self._index.num_matched_tokens(request.prefix, worker.incarnation)
 
+    def best_match(self, request: Request) -> int:
+        """Prompt tokens of the request that some worker which computes prompts should hold."""
+        computing = (w for w in self._registry if w.role is not Role.DECODE)
+        return max((self.matched(request, worker) for worker in computing), default=0)
+
     def dispatched(self, request: Request, route: Route) -> None:
         """The request goes there: its prefix will be in those caches."""
         self._index.add(request.prefix, route.prefill.incarnation)

@@ -203,7 +203,7 @@ class Coordinator:
 
     def health(self) -> tuple[bool, str]:
         """Whether work that waits makes progress, and a sentence: what stands still."""
-        return self._core.health()
+        return self._core.health(self.now())
 
     def metrics_text(self) -> bytes:
         """All metrics in the Prometheus text format."""

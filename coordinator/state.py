@@ -19,34 +19,31 @@ progress, and without progress by `max_wait_s` since the last token.
 
 from __future__ import annotations
 
-from twinpool.config import CoordinatorConfig
+from twinpool.config import CoordinatorConfig, Role
 from twinpool.coordinator import events
-from twinpool.coordinator.admission import Admission, ServiceRate, WaitingQueue
+from twinpool.coordinator.accounts import Accounts
+from twinpool.coordinator.admission import Admission
+from twinpool.coordinator.clients import Clients
 from twinpool.coordinator.custody import Custody
 from twinpool.coordinator.delivery import Delivery
-from twinpool.coordinator.events import Command, Event, Refuse
+from twinpool.coordinator.events import Command, Event
+from twinpool.coordinator.health import Health
 from twinpool.coordinator.lifecycle import Leg, LegKind, Move, Request
 from twinpool.coordinator.membership import Membership
 from twinpool.coordinator.registry import Worker
-from twinpool.coordinator.routing import Route, Router, prefix_chain
-from twinpool.coordinator.service import Submission
+from twinpool.coordinator.retries import RetryBudget
+from twinpool.coordinator.routing import Route, Router
 from twinpool.coordinator.tally import Tally
 from twinpool.coordinator.timeline import Attempt, Timeline
-from twinpool.errors import (
-    DuplicateRequest,
-    NoWorker,
-    QueueFull,
-    RequestCancelled,
-    RequestError,
-    RequestFailed,
-    UnknownRequest,
-)
+from twinpool.coordinator.waiting import WaitingQueue
+from twinpool.errors import InvariantViolation, RequestFailed
 from twinpool.messages import (
     Dropped,
     DropReason,
     Generate,
     Granted,
     HandoffReport,
+    Heartbeat,
     Message,
     Prefill,
     PrefillReport,
@@ -62,6 +59,10 @@ PREEMPTION_PAUSE_S = 0.2
 """A worker that had to preempt gets nothing new for so long: it has no room, and would only preempt again."""
 
 
+AGED_SHARE = 0.5
+"""Who has waited for this part of `max_wait_s` is not passed by any more, whatever the others' priority."""
+
+
 class CoordinatorCore:
     """All requests and all workers of one coordinator.
 
@@ -73,16 +74,31 @@ class CoordinatorCore:
         self._config = config
         self._eos_token_ids = eos_token_ids
         self._commands: list[Command] = []
-        self._rate = ServiceRate()
+        self._given_up: dict[Role, str] = {}
         self.tally = Tally()
-        self.queue = WaitingQueue()
+        self.accounts = Accounts()
+        self.retries = RetryBudget(config.retry_budget)
+        self.queue = WaitingQueue(aged_s=config.max_wait_s * AGED_SHARE)
         self.membership = Membership(config, self.tally, self._commands.append, self._lose)
         self.registry = self.membership.registry
-        self._custody = Custody(config, self.queue, self.registry, self.tally, self._commands.append)
+        self._custody = Custody(
+            config, self.queue, self.registry, self.retries, self.tally, self._commands.append
+        )
         self._delivery = Delivery(self._custody, self.tally, self._commands.append)
         self._router = Router(self.registry)
-        self._admission = Admission(config, self.registry, self.queue, self._rate)
-        self._is_draining = False
+        self._admission = Admission(config, self.registry, self.queue, self.accounts)
+        self._health = Health(self.registry, config.stall_s)
+        self._clients = Clients(
+            config,
+            self._custody,
+            self.queue,
+            self._admission,
+            self.accounts,
+            self._router,
+            self.retries,
+            self.tally,
+            self._commands.append,
+        )
 
     def handle(self, event: Event, now: float) -> list[Command]:
         """Takes one event at `now` (seconds on the coordinator clock, never falling).
@@ -90,36 +106,44 @@ class CoordinatorCore:
         Raises:
             InvariantViolation: a bug, with the story of the request.
         """
-        self._rate.advance(now, is_busy=len(self.queue) > 0)
+        try:
+            self._take(event, now)
+            self._dispatch(now)
+        except InvariantViolation as exc:
+            self._custody.give_up(exc.request_id, now)
+            raise
+        self._admission.pace.observe(now, is_waiting=len(self.queue) > 0)
+        commands = self._commands[:]
+        self._commands.clear()
+        return commands
+
+    def _take(self, event: Event, now: float) -> None:
         match event:
             case events.FromWorker(worker_id, incarnation, message):
                 self._from_worker(worker_id, incarnation, message, now)
             case events.Arrived(submission):
-                self._arrived(submission, now)
+                self._clients.arrived(submission, now)
             case events.Tick():
                 self._tick(now)
             case events.Completed(request_id, num_output_tokens):
-                self._completed(request_id, num_output_tokens, now)
+                self._clients.completed(request_id, num_output_tokens, now)
             case events.Abandoned(request_id):
-                self._abandoned(request_id, now)
+                self._clients.abandoned(request_id, now)
             case events.Cancelled(request_id, tenant):
-                self._cancelled(request_id, tenant, now)
+                self._clients.cancelled(request_id, tenant, now)
             case events.Cut(request_id, error):
-                self._cut(request_id, error, now)
+                self._clients.cut(request_id, error, now)
             case events.Delivered(request_id):
-                self._delivered(request_id, now)
+                self._clients.delivered(request_id, now)
             case events.WorkerLost(worker_id, incarnation, reason):
                 if (worker := self.registry.live(worker_id, incarnation)) is not None:
                     self._lose(worker, reason, now)
+            case events.PoolGivenUp(role, reason):
+                self._given_up[role] = reason
             case events.Drain():
-                self._is_draining = True
+                self._clients.is_draining = True
             case events.Shutdown():
                 self._shut_down(now)
-        if len(self.queue):
-            self._dispatch(now)
-        commands = self._commands[:]
-        self._commands.clear()
-        return commands
 
     @property
     def num_live(self) -> int:
@@ -133,95 +157,28 @@ class CoordinatorCore:
             counts[request.state] = counts.get(request.state, 0) + 1
         return counts
 
-    def health(self) -> tuple[bool, str]:
+    def health(self, now: float) -> tuple[bool, str]:
         """Whether work that waits makes progress, and a sentence: what stands still."""
-        is_ready, missing = self.registry.ready()
-        if is_ready or not self.num_live:
-            return True, f"{self.num_live} request(s) make progress" if self.num_live else "nothing to do"
-        return False, f"{self.num_live} request(s) stand still: {missing}"
+        return self._health.verdict(self.num_live, now)
 
     def timeline(self, request_id: str) -> Timeline | None:
         """The timeline of a live or recent request."""
-        request = self._custody.requests.get(request_id)
-        return request.timeline if request is not None else self._custody.finished.get(request_id)
-
-    # ── the client's side ───────────────────────────────────────────────────────────────────────────────────
-
-    def _arrived(self, submission: Submission, now: float) -> None:
-        error: RequestError | None
-        if submission.request_id in self._custody.requests:
-            error = DuplicateRequest(
-                f"a request with the id {submission.request_id!r} runs already; wait for it, or choose another id"
-            )
-        elif self._is_draining:
-            error = NoWorker("the server is stopping and takes no new requests")
-        else:
-            error = self._admission.refusal(submission)
-        request = Request(submission)
-        request.move(Move.VALIDATE, submission.validated_at)
-        request.move(Move.TOKENIZE, submission.tokenized_at)
-        if error is not None:
-            request.move(Move.REJECT, now)
-            self.tally.add(CoordinatorMetric.REQUESTS, request.state)
-            self._commands.append(Refuse(submission.request_id, error))
-            return
-        self._custody.requests[submission.request_id] = request
-        request.prefix = prefix_chain(submission.prompt_token_ids, submission.cache_salt)
-        self.tally.add(CoordinatorMetric.PROMPT_TOKENS, amount=len(submission.prompt_token_ids))
-        request.move(Move.ADMIT, now)
-        request.queued_at = now
-        self.queue.append(request)
-
-    def _completed(self, request_id: str, num_output_tokens: int, now: float) -> None:
-        timeline = self.timeline(request_id)
-        if timeline is None:
-            return
-        if (request := self._running(request_id)) is not None:
-            self._custody.end(request, Move.FINISH, FinishReason.STOP, now, is_silent=True)
-        if timeline.finish in (FinishReason.STOP, FinishReason.LENGTH):
-            unused = timeline.num_output_tokens - num_output_tokens
-            self.tally.add(CoordinatorMetric.TOKENS_BEHIND_STOP, amount=max(0, unused))
-            timeline.num_output_tokens = min(num_output_tokens, timeline.num_output_tokens)
-            timeline.finish = FinishReason.STOP
-
-    def _abandoned(self, request_id: str, now: float) -> None:
-        if (request := self._running(request_id)) is not None:
-            error = RequestCancelled("the client has left")
-            self._custody.end(request, Move.CANCEL, FinishReason.CANCELLED, now, error=error)
-
-    def _cancelled(self, request_id: str, tenant: str, now: float) -> None:
-        timeline = self.timeline(request_id)
-        if timeline is None or timeline.tenant != tenant:
-            error = UnknownRequest(f"no request {request_id!r} of yours is known, so none is cancelled")
-            self._commands.append(Refuse(request_id, error))
-        elif (request := self._running(request_id)) is not None:
-            cancelled = RequestCancelled("the request was cancelled")
-            self._custody.end(request, Move.CANCEL, FinishReason.CANCELLED, now, error=cancelled)
-
-    def _cut(self, request_id: str, error: RequestError, now: float) -> None:
-        if (request := self._running(request_id)) is not None:
-            self._custody.end(request, Move.FAIL, FinishReason.ERROR, now, error=error)
-
-    def _running(self, request_id: str) -> Request | None:
-        """The request, unless its outcome is decided."""
-        request = self._custody.requests.get(request_id)
-        return request if request is not None and request.ending is None else None
-
-    def _delivered(self, request_id: str, now: float) -> None:
-        timeline = self.timeline(request_id)
-        if timeline is not None and timeline.delivered_at is None:
-            timeline.delivered_at = now
-            self.tally.timings[Timing.TTFT].observe(now - timeline.received_at)
+        return self._clients.timeline(request_id)
 
     # ── dispatch ────────────────────────────────────────────────────────────────────────────────────────────
 
     def _dispatch(self, now: float) -> None:
+        if not len(self.queue):
+            return
+        for role, reason in self._given_up.items():
+            if not self.registry.of_role(role):
+                self._clients.no_worker(f"the {role} pool has no worker left: {reason}", now)
         limit = self._config.max_in_flight
         if limit is None:
             limit = self.registry.default_in_flight()
         room = limit - self.registry.in_flight()
         while len(self.queue) and room > 0:
-            request = self.queue.first()
+            request = self.queue.first(now)
             route = self._router.choose(request, now)
             if route is None:
                 return
@@ -229,20 +186,22 @@ class CoordinatorCore:
             room -= 1
 
     def _start(self, request: Request, route: Route, now: float) -> None:
-        if now > request.queued_at:
-            self._rate.left_queue(request.num_tokens)
+        num_tokens = request.num_tokens
         if request.attempt == 0:
+            request.account.serve(num_tokens)
             self.tally.timings[Timing.QUEUE].observe(now - request.submission.tokenized_at)
         request.attempt += 1
         request.num_emitted_at_start = len(request.emitted)
         request.handed_off = False
         self._custody.move(request, Move.DISPATCH, now)
+        self._admission.pace.departed(num_tokens, now)
+        self._health.moved(now)
         prefill, decode = route.prefill, route.decode
         request.timeline.attempts.append(
             Attempt(request.attempt, prefill.worker_id, decode.worker_id, route.candidates)
         )
         job = request.job(self._eos_token_ids)
-        uncached = request.num_tokens - self._router.matched(request, prefill)
+        uncached = num_tokens - self._router.matched(request, prefill)
         if route.is_colocated:
             self._custody.open(request, LegKind.GENERATE, prefill, uncached)
             self._custody.send(prefill, Generate(job))
@@ -263,12 +222,14 @@ class CoordinatorCore:
         worker.seen_at = now
         match message:
             case StepTokens(tokens=tokens):
+                self._health.moved(now)
                 for token in tokens:
                     if (leg := self._leg_of(worker, token.key)) is not None:
                         self._delivery.take(leg, token, now)
             case PrefillReport(key=key):
                 if (leg := self._leg_of(worker, key)) is not None:
                     worker.prompt_computed(leg)
+                    self._admission.prefill.computed(message.num_computed, message.compute_s)
                     leg.request.timeline.attempts[-1].prefill = message
             case Granted(key=key):
                 if (leg := self._leg_of(worker, key, LegKind.DECODE)) is not None:
@@ -278,6 +239,9 @@ class CoordinatorCore:
                     self._on_handoff(leg.request, message, now)
             case Dropped():
                 self._on_dropped(worker, message, now)
+            case Heartbeat(stats=stats):
+                self._health.heard(worker, stats, now)
+                worker.stats = stats
             case _:
                 self.membership.from_member(worker, message, now)
 
@@ -330,6 +294,8 @@ class CoordinatorCore:
         self._custody.close(leg)
         if was_cancelled:
             self._custody.settle(leg.request, now)
+        elif dropped.reason == DropReason.REVOKED and leg.request.leg(LegKind.DECODE) is not None:
+            pass  # decode ended the attempt, and its word, which says why, is on the way
         elif dropped.reason == DropReason.REFUSED:
             error = RequestFailed(
                 f"worker {worker.worker_id} cannot run the request: {dropped.detail or 'refused'}"
@@ -362,29 +328,14 @@ class CoordinatorCore:
 
     def _tick(self, now: float) -> None:
         self.membership.tick(now)
-        max_wait_s = self._config.max_wait_s
-        for request in [r for r in self.queue if now - r.queued_at > max_wait_s]:
-            self._custody.end(
-                request, Move.TIME_OUT, FinishReason.TIMEOUT, now, error=self._waited_too_long()
-            )
-
-    def _waited_too_long(self) -> RequestError:
-        """Why a request waited for `max_wait_s` in vain: all workers are busy, or there are none."""
-        max_wait_s = self._config.max_wait_s
-        is_ready, missing = self.registry.ready()
-        if not is_ready:
-            return NoWorker(f"the request could not be run for {max_wait_s:g} s: {missing}")
-        predicted_s = self._rate.seconds_for(len(self.queue), self.queue.num_tokens)
-        return QueueFull(
-            f"no worker was free for {max_wait_s:g} s; try again later, or start more workers",
-            retry_after_s=max_wait_s if predicted_s is None else min(predicted_s, max_wait_s),
-        )
+        self._clients.tick(now)
+        if not self.num_live:
+            self._health.moved(now)
 
     def _shut_down(self, now: float) -> None:
-        self._is_draining = True
+        self._clients.is_draining = True
         error = RequestFailed("the server stopped before the answer was complete")
-        for request in [r for r in self._custody.requests.values() if r.ending is None]:
-            self._custody.end(request, Move.TIME_OUT, FinishReason.TIMEOUT, now, error=error)
+        self._clients.time_out_all(error, now)
         self.membership.stop_all()
 
     def check(self) -> None:

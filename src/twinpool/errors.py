@@ -7,6 +7,7 @@
     │   ├── InvalidRequest           400
     │   │   └── ContextLengthExceeded    400, code context_length_exceeded
     │   ├── Unauthorized             401: no key, or not one of this server's
+    │   ├── Forbidden                403: this key may not do that
     │   ├── BodyTooLarge             413
     │   ├── ModelNotFound            404, code model_not_found
     │   ├── UnknownRequest           404
@@ -82,6 +83,14 @@ class Unauthorized(RequestError):
     status = 401
     kind = "authentication_error"
     code = "invalid_api_key"
+
+
+class Forbidden(RequestError):
+    """The API key is right, and its tenant may not do this."""
+
+    status = 403
+    kind = "permission_error"
+    code = "forbidden"
 
 
 class BodyTooLarge(RequestError):
@@ -226,4 +235,8 @@ class DigestMismatch(TransferError):
 
 
 class InvariantViolation(TwinpoolError):
-    """A bug in Twinpool: an ownership or lifecycle rule was broken."""
+    """A bug in Twinpool: an ownership or lifecycle rule was broken, for the request `request_id` if it is one's."""
+
+    def __init__(self, message: str, *, request_id: str | None = None) -> None:
+        super().__init__(message)
+        self.request_id = request_id

@@ -64,6 +64,9 @@ class CoordinatorMetric(StrEnum):
     """What the coordinator counts. All only grow, over restarts of workers too."""
 
     REQUESTS = "requests_total"
+    REFUSED = "admission_refused_total"
+    DEADLINES_MISSED = "deadlines_missed_total"
+    RETRIES_REFUSED = "retries_refused_total"
     PROMPT_TOKENS = "admitted_prompt_tokens_total"
     TOKENS_DELIVERED = "delivered_tokens_total"
     TOKENS_BEHIND_STOP = "delivered_tokens_behind_stop_total"
@@ -77,6 +80,9 @@ class CoordinatorMetric(StrEnum):
 
 COORDINATOR_METRIC_HELP: dict[CoordinatorMetric, str] = {
     CoordinatorMetric.REQUESTS: "Requests that reached their end, by outcome.",
+    CoordinatorMetric.REFUSED: "Requests that were refused at once, by reason.",
+    CoordinatorMetric.DEADLINES_MISSED: "Admitted requests whose deadline came before their answer was complete.",
+    CoordinatorMetric.RETRIES_REFUSED: "Lost requests that were not started again: the retry budget was used up.",
     CoordinatorMetric.PROMPT_TOKENS: "Prompt tokens of admitted requests.",
     CoordinatorMetric.TOKENS_DELIVERED: "Output tokens handed to the gateway, each once.",
     CoordinatorMetric.TOKENS_BEHIND_STOP: "Of these, tokens behind a stop string: no client got them.",

@@ -99,7 +99,7 @@ def test_a_wait_predicted_beyond_the_longest_is_refused_at_once() -> None:
     driver.submit("f")
     driver.submit("g")
     assert isinstance(error := driver.refusals["g"], QueueFull)
-    assert "predicted wait is 6 s and at most 5 s" in error.message
+    assert "predicted wait is 6.0 s and at most 5 s" in error.message
     assert 0 < error.retry_after_s < 2
     driver.do(Shutdown())
     driver.answer_cancels()

@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 from support.coordinator_core import submission
 
+from twinpool.coordinator.accounts import Account
 from twinpool.coordinator.lifecycle import TABLE, Leg, LegKind, Move, Request, Resource
 from twinpool.coordinator.registry import Worker
+from twinpool.coordinator.tenants import ANYONE
 from twinpool.errors import InvariantViolation
 from twinpool.request import RequestKey, RequestState
 
@@ -72,14 +74,14 @@ def test_the_moves_that_end_a_request_release_the_queue_slot_and_the_output_buff
 @pytest.mark.parametrize("state", list(RequestState))
 def test_a_move_that_the_table_lacks_raises_with_the_story(state: RequestState) -> None:
     for move in set(Move) - TABLE[state].moves.keys():
-        request = Request(submission("r-7"))
+        request = Request(submission("r-7"), Account(ANYONE))
         request.state = state
         with pytest.raises(InvariantViolation, match=r"request r-7: received .*attempt 0"):
             request.move(move, 1.0)
 
 
 def test_every_move_is_stamped_and_says_what_is_released() -> None:
-    request = Request(submission("r"))
+    request = Request(submission("r"), Account(ANYONE))
     released = [
         request.move(move, at)
         for at, move in enumerate(
@@ -103,7 +105,7 @@ def test_every_move_is_stamped_and_says_what_is_released() -> None:
 
 
 def test_no_request_ends_while_a_worker_holds_something(worker: Worker) -> None:
-    request = Request(submission("r"))
+    request = Request(submission("r"), Account(ANYONE))
     for move in (Move.VALIDATE, Move.TOKENIZE, Move.ADMIT, Move.CANCEL):
         request.move(move, 1.0)
     request.legs.append(Leg(LegKind.DECODE, RequestKey("r", 1), worker, request, 1, 0))

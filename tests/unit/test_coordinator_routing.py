@@ -10,7 +10,6 @@ import pytest
 from support.coordinator_core import CoreDriver
 
 from twinpool.config import Role
-from twinpool.coordinator.admission import ServiceRate
 from twinpool.coordinator.events import Shutdown
 from twinpool.coordinator.routing import CHUNK_TOKENS, MAX_CHUNKS, PrefixIndex, prefix_chain
 from twinpool.request import FinishReason
@@ -171,15 +170,3 @@ def test_the_prefix_index_is_bounded_and_forgets_the_oldest() -> None:
     index.forget("a")
     assert index.num_matched_tokens((1, 2), "a") == 0
     assert index.num_matched_tokens((1, 2), "b") == 2 * CHUNK_TOKENS
-
-
-def test_the_service_rate_counts_busy_time_only() -> None:
-    rate = ServiceRate()
-    assert rate.seconds_for(1, 10) is None
-    for second in range(1, 11):
-        rate.advance(float(second), is_busy=True)
-        rate.left_queue(num_tokens=50)
-    assert rate.seconds_for(3, 0) == pytest.approx(3.0, rel=0.1)
-    assert rate.seconds_for(0, 500) == pytest.approx(10.0, rel=0.1)
-    rate.advance(1000.0, is_busy=False)
-    assert rate.seconds_for(3, 0) == pytest.approx(3.0, rel=0.1)

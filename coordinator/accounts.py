@@ -1,0 +1,154 @@
+"""What each tenant has used up and been served: quotas with continuous refill, and the counter that fairness is by.
+
+Quotas hold prompt tokens and `max_tokens` from the moment of admission, and give back at the end what was not used: a
+tenant never gets more than its quota, whatever it claims or leaves early, and the time in `Retry-After` can only
+get shorter, by what running requests give back.
+
+Fairness is the virtual token counter of Sheng et al., "Fairness in Serving Large Language Models" (OSDI 2024), with
+weights: tokens served over weight, prompt and output tokens alike; the least served goes next (`waiting.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from twinpool.coordinator.tenants import Tenant
+from twinpool.errors import InvalidRequest, QuotaExceeded, RequestError
+
+QUOTA_S = 60.0
+RECENT_S = 60.0
+"""A tenant that has asked for something so recently keeps its share of the queue free from others."""
+ROUNDING = 1e-6
+EXPECTED_OUTPUT_MEMORY = 1 / 16
+
+
+class Bucket:
+    """An amount per minute: full at first, refilled continuously, never above one minute's worth."""
+
+    def __init__(self, per_minute: int, now: float) -> None:
+        self.per_minute = per_minute
+        self._level = float(per_minute)
+        self._at = now
+
+    def seconds_until(self, amount: float, now: float) -> float:
+        """When `amount` can be taken, if nobody takes any before; 0: now. More than `per_minute` never can."""
+        missing = amount - self._refilled(now)
+        return 0.0 if missing <= ROUNDING else missing * QUOTA_S / self.per_minute
+
+    def take(self, amount: float, now: float) -> None:
+        """Takes it."""
+        self._level = self._refilled(now) - amount
+
+    def give_back(self, amount: float, now: float) -> None:
+        """What was taken and not used."""
+        self._level = min(self._refilled(now) + amount, self.per_minute)
+
+    def _refilled(self, now: float) -> float:
+        refill = (now - self._at) * self.per_minute / QUOTA_S
+        self._level = min(self._level + refill, self.per_minute)
+        self._at = now
+        return self._level
+
+
+class Account:
+    """One tenant's books. `service` is what it was served in tokens over its weight, and lifted when it comes back;
+    `num_served` the plain count. `expected_output` is the mean length of its latest answers, in tokens.
+    """
+
+    def __init__(self, tenant: Tenant, now: float = 0.0) -> None:
+        self.tenant = tenant
+        self.service = 0.0
+        self.num_served = 0
+        self.expected_output = 0.0
+        self.asked_at = now
+        self._requests: Bucket | None = None
+        self._tokens: Bucket | None = None
+        self.asks(tenant, now)
+
+    def asks(self, tenant: Tenant, now: float) -> None:
+        """A request of the tenant is here; its quotas and weight are those of now."""
+        self.asked_at = now
+        self.tenant = tenant
+        self._requests = _of_size(self._requests, tenant.requests_per_minute, now)
+        self._tokens = _of_size(self._tokens, tenant.tokens_per_minute, now)
+
+    def serve(self, num_tokens: int) -> None:
+        """Prompt tokens went to a worker, or output tokens to the client."""
+        self.num_served += num_tokens
+        self.service += num_tokens / self.tenant.weight
+
+    def never_allows(self, num_prompt: int, max_tokens: int) -> RequestError | None:
+        """Why no wait could help a request with so many prompt and, at most, output tokens."""
+        total = num_prompt + max_tokens
+        if self._tokens is None or total <= self._tokens.per_minute:
+            return None
+        return InvalidRequest(
+            f"the prompt has {num_prompt} tokens and {max_tokens} output tokens are asked for, {total} in all; "
+            f"the quota is {self._tokens.per_minute} tokens per minute: shorten the prompt or lower max_tokens",
+            param="max_tokens",
+        )
+
+    def refusal(self, num_tokens: int, now: float) -> QuotaExceeded | None:
+        """Why a request that takes `num_tokens` at most must wait, and for how long; None if it need not."""
+        waits = []
+        if self._requests is not None and (wait_s := self._requests.seconds_until(1, now)):
+            waits.append((wait_s, f"{self._requests.per_minute} requests per minute are used up"))
+        if self._tokens is not None and (wait_s := self._tokens.seconds_until(num_tokens, now)):
+            what = f"{self._tokens.per_minute} tokens per minute do not have the {num_tokens} of this request left"
+            waits.append((wait_s, what))
+        if not waits:
+            return None
+        wait_s, what = max(waits)
+        return QuotaExceeded(f"quota: {what}; try again in {wait_s:.1f} s", retry_after_s=wait_s)
+
+    def admit(self, num_tokens: int, now: float) -> None:
+        """A request that takes `num_tokens` at most is in."""
+        if self._requests is not None:
+            self._requests.take(1, now)
+        if self._tokens is not None:
+            self._tokens.take(num_tokens, now)
+
+    def give_back(self, num_tokens: int, now: float) -> None:
+        """So many tokens that were taken at admission were not used."""
+        if self._tokens is not None:
+            self._tokens.give_back(num_tokens, now)
+
+    def answered(self, num_output_tokens: int) -> None:
+        """One of its requests ended with so many output tokens."""
+        self.expected_output += (num_output_tokens - self.expected_output) * EXPECTED_OUTPUT_MEMORY
+
+
+class Accounts:
+    """The accounts of all tenants that have asked for something: as many at most as the operator has made."""
+
+    def __init__(self) -> None:
+        self._by_name: dict[str, Account] = {}
+
+    def __iter__(self) -> Iterator[Account]:
+        return iter(self._by_name.values())
+
+    def of(self, tenant: Tenant, now: float) -> Account:
+        """The account of the tenant, who asks for something now."""
+        account = self._by_name.get(tenant.name)
+        if account is None:
+            account = self._by_name[tenant.name] = Account(tenant, now)
+        account.asks(tenant, now)
+        return account
+
+    def give_back(self, tenant: str, num_tokens: int, now: float) -> None:
+        """So many tokens of that tenant were not used after all."""
+        self._by_name[tenant].give_back(num_tokens, now)
+
+    def share(self, account: Account, now: float) -> float:
+        """The part of the queue that the account may fill: by weight, among the tenants that asked for something
+        lately. All of it, for one that is alone.
+        """
+        recent = (a.tenant.weight for a in self if a is account or now - a.asked_at <= RECENT_S)
+        return account.tenant.weight / sum(recent)
+
+
+def _of_size(bucket: Bucket | None, per_minute: int | None, now: float) -> Bucket | None:
+    """`bucket`, or a full one if the quota is another than before."""
+    if per_minute is None:
+        return None
+    return bucket if bucket is not None and bucket.per_minute == per_minute else Bucket(per_minute, now)

@@ -1,0 +1,178 @@
+"""The clients' side of the core: requests that come, those that are not wanted any more, and those out of time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from twinpool.config import CoordinatorConfig
+from twinpool.coordinator.accounts import Accounts
+from twinpool.coordinator.admission import Admission
+from twinpool.coordinator.custody import Custody
+from twinpool.coordinator.events import Command, Refuse
+from twinpool.coordinator.lifecycle import Move, Request
+from twinpool.coordinator.retries import RetryBudget
+from twinpool.coordinator.routing import Router, prefix_chain
+from twinpool.coordinator.service import Submission
+from twinpool.coordinator.tally import Tally
+from twinpool.coordinator.timeline import Timeline
+from twinpool.coordinator.waiting import WaitingQueue
+from twinpool.errors import (
+    DeadlineExceeded,
+    DuplicateRequest,
+    NoWorker,
+    RequestCancelled,
+    RequestError,
+    UnknownRequest,
+)
+from twinpool.metrics import CoordinatorMetric, Timing
+from twinpool.request import FinishReason
+
+
+class Clients:
+    """Admits requests and ends them for reasons that are not the workers'; `emit` takes commands in order."""
+
+    def __init__(
+        self,
+        config: CoordinatorConfig,
+        custody: Custody,
+        queue: WaitingQueue,
+        admission: Admission,
+        accounts: Accounts,
+        router: Router,
+        retries: RetryBudget,
+        tally: Tally,
+        emit: Callable[[Command], None],
+    ) -> None:
+        self._max_wait_s = config.max_wait_s
+        self._custody = custody
+        self._queue = queue
+        self._admission = admission
+        self._accounts = accounts
+        self._router = router
+        self._retries = retries
+        self._tally = tally
+        self._emit = emit
+        self.is_draining = False
+
+    def timeline(self, request_id: str) -> Timeline | None:
+        """The timeline of a live or recent request."""
+        request = self._custody.requests.get(request_id)
+        return request.timeline if request is not None else self._custody.finished.get(request_id)
+
+    def arrived(self, submission: Submission, now: float) -> None:
+        """A new request: queued, or refused at once."""
+        request = Request(submission, self._accounts.of(submission.tenant, now))
+        request.prefix = prefix_chain(submission.prompt_token_ids, submission.cache_salt)
+        request.move(Move.VALIDATE, submission.validated_at)
+        request.move(Move.TOKENIZE, submission.tokenized_at)
+        if (error := self._refusal(request, now)) is not None:
+            request.move(Move.REJECT, now)
+            self._tally.add(CoordinatorMetric.REQUESTS, request.state)
+            self._tally.add(CoordinatorMetric.REFUSED, error.code or error.kind)
+            self._emit(Refuse(submission.request_id, error))
+            return
+        num_prompt = len(submission.prompt_token_ids)
+        request.account.admit(num_prompt + submission.sampling.max_tokens, now)
+        self._retries.earn()
+        self._custody.requests[submission.request_id] = request
+        self._tally.add(CoordinatorMetric.PROMPT_TOKENS, amount=num_prompt)
+        request.move(Move.ADMIT, now)
+        request.queued_at = now
+        self._queue.append(request)
+
+    def completed(self, request_id: str, num_output_tokens: int, now: float) -> None:
+        """A stop string ended the answer, perhaps after its last token."""
+        timeline = self.timeline(request_id)
+        if timeline is None:
+            return
+        request = self._running(request_id)
+        if request is not None:
+            timeline.num_output_tokens = min(num_output_tokens, timeline.num_output_tokens)
+            self._tally.add(
+                CoordinatorMetric.TOKENS_BEHIND_STOP, amount=len(request.emitted) - timeline.num_output_tokens
+            )
+            self._custody.end(request, Move.FINISH, FinishReason.STOP, now, is_silent=True)
+        elif timeline.finish in (FinishReason.STOP, FinishReason.LENGTH):
+            unused = max(0, timeline.num_output_tokens - num_output_tokens)
+            self._tally.add(CoordinatorMetric.TOKENS_BEHIND_STOP, amount=unused)
+            timeline.num_output_tokens -= unused
+            self._accounts.give_back(timeline.tenant, unused, now)
+            timeline.finish = FinishReason.STOP
+
+    def abandoned(self, request_id: str, now: float) -> None:
+        """The client has left."""
+        self._cancel(request_id, "the client has left", now)
+
+    def cancelled(self, request_id: str, tenant: str, now: float) -> None:
+        """Its client wants it to end."""
+        timeline = self.timeline(request_id)
+        if timeline is None or timeline.tenant != tenant:
+            error = UnknownRequest(f"no request {request_id!r} of yours is known, so none is cancelled")
+            self._emit(Refuse(request_id, error))
+        else:
+            self._cancel(request_id, "the request was cancelled", now)
+
+    def cut(self, request_id: str, error: RequestError, now: float) -> None:
+        """The gateway gives the request up."""
+        if (request := self._running(request_id)) is not None:
+            self._custody.end(request, Move.FAIL, FinishReason.ERROR, now, error=error)
+
+    def delivered(self, request_id: str, now: float) -> None:
+        """The first output is with the client's connection."""
+        timeline = self.timeline(request_id)
+        if timeline is not None and timeline.delivered_at is None:
+            timeline.delivered_at = now
+            self._tally.timings[Timing.TTFT].observe(now - timeline.received_at)
+
+    def tick(self, now: float) -> None:
+        """Ends what has reached its deadline, wherever it is, and what has waited for too long."""
+        for request in list(self._custody.requests.values()):
+            deadline = request.submission.deadline
+            if request.ending is None and deadline is not None and deadline <= now:
+                self._tally.add(CoordinatorMetric.DEADLINES_MISSED)
+                self._time_out(request, _too_late(request, deadline), now)
+        for request in [r for r in self._queue if now - r.queued_at > self._max_wait_s]:
+            self._time_out(request, self._admission.waited_in_vain(now), now)
+
+    def no_worker(self, reason: str, now: float) -> None:
+        """Nothing that waits can be run any more."""
+        for request in list(self._queue):
+            self._custody.end(request, Move.FAIL, FinishReason.ERROR, now, error=NoWorker(reason))
+
+    def time_out_all(self, error: RequestError, now: float) -> None:
+        """Ends everything."""
+        for request in list(self._custody.requests.values()):
+            if request.ending is None:
+                self._time_out(request, error, now)
+
+    def _refusal(self, request: Request, now: float) -> RequestError | None:
+        request_id = request.request_id
+        if request_id in self._custody.requests:
+            return DuplicateRequest(
+                f"a request with the id {request_id!r} runs already; wait for it, or choose another id"
+            )
+        if self.is_draining:
+            return NoWorker("the server is stopping and takes no new requests")
+        num_cached = 0 if request.submission.deadline is None else self._router.best_match(request)
+        return self._admission.refusal(request, num_cached, now)
+
+    def _running(self, request_id: str) -> Request | None:
+        """The request, unless its outcome is decided."""
+        request = self._custody.requests.get(request_id)
+        return request if request is not None and request.ending is None else None
+
+    def _cancel(self, request_id: str, reason: str, now: float) -> None:
+        if (request := self._running(request_id)) is not None:
+            error = RequestCancelled(reason)
+            self._custody.end(request, Move.CANCEL, FinishReason.CANCELLED, now, error=error)
+
+    def _time_out(self, request: Request, error: RequestError, now: float) -> None:
+        self._custody.end(request, Move.TIME_OUT, FinishReason.TIMEOUT, now, error=error)
+
+
+def _too_late(request: Request, deadline: float) -> DeadlineExceeded:
+    given_s = deadline - request.submission.received_at
+    return DeadlineExceeded(
+        f"the answer was not complete in the {given_s:.3f} s that it was given: {len(request.emitted)} of at most "
+        f"{request.submission.sampling.max_tokens} output tokens, while {request.state}"
+    )

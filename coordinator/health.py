@@ -1,0 +1,48 @@
+"""Whether work that waits makes progress, whatever the HTTP side says."""
+
+from __future__ import annotations
+
+from twinpool.coordinator.registry import Registry, Worker
+from twinpool.messages import WorkerStats
+from twinpool.metrics import WorkerMetric
+
+
+class Health:
+    """Judges by what moves: dispatches, tokens and reports of workers, their step counters, and what they say
+    themselves about standing still.
+
+    It is bad while there is work and a pool has no worker, a worker has stood still for `stall_s`, or nothing has
+    moved anywhere for so long. It recovers by itself.
+    """
+
+    def __init__(self, registry: Registry, stall_s: float) -> None:
+        self._registry = registry
+        self._stall_s = stall_s
+        self._moved_at = 0.0
+
+    def moved(self, now: float) -> None:
+        """Something got on, or there was nothing to do."""
+        self._moved_at = now
+
+    def heard(self, worker: Worker, stats: WorkerStats, now: float) -> None:
+        """A worker's heartbeat, before its stats replace those before."""
+        steps = WorkerMetric.STEPS.value
+        before = 0.0 if worker.stats is None else worker.stats.counters.get(steps, 0.0)
+        if stats.counters.get(steps, 0.0) > before:
+            self.moved(now)
+
+    def verdict(self, num_live: int, now: float) -> tuple[bool, str]:
+        """Whether all is well with `num_live` requests, and a sentence: what stands still."""
+        if not num_live:
+            return True, "there is nothing to do"
+        is_ready, missing = self._registry.ready()
+        if not is_ready:
+            return False, f"{num_live} request(s) wait: {missing}"
+        for worker in self._registry:
+            if worker.stats is not None and worker.stats.stalled_s >= self._stall_s:
+                stalled_s = f"{worker.stats.stalled_s:.0f} s"
+                return False, f"{worker.role} worker {worker.worker_id} has not got on for {stalled_s}"
+        still_s = now - self._moved_at
+        if still_s >= self._stall_s:
+            return False, f"{num_live} request(s) wait, and nothing has moved for {still_s:.0f} s"
+        return True, f"{num_live} request(s) make progress"

@@ -1,0 +1,142 @@
+"""The queue: whose turn is next, and what goes before whom.
+
+Between tenants the least served goes next (`accounts.py`); one that has had nothing waiting starts level with the
+least served of those that have, so that idleness earns no credit. Of one tenant's requests, those that are resumed go
+first (they were admitted once), then the lowest `priority`, as in vLLM, then the first come. A priority delays others
+by a bounded time: who has waited for `aged_s` goes before all later ones.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect, insort
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from math import inf
+
+from twinpool.coordinator.accounts import Account
+from twinpool.coordinator.lifecycle import Request
+
+Place = tuple[int, int, float, Request]
+"""Where a request stands in its tenant's line: 0 for resumed, 1 for new; priority; number of arrival (never equal)."""
+
+
+@dataclass(slots=True)
+class _Line:
+    """One tenant's waiting requests, by place and (new ones) by arrival."""
+
+    places: list[Place] = field(default_factory=list)
+    arrivals: dict[str, Request] = field(default_factory=dict)
+    num_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Ahead:
+    """What goes before a request: requests, and the tokens that they have to prefill."""
+
+    num_requests: int = 0
+    num_tokens: int = 0
+
+
+class WaitingQueue:
+    """Requests that wait for workers. It holds what it is given: `admission.py` has the bounds, for new requests;
+    resumed ones were admitted once already and are at most those in flight.
+    """
+
+    def __init__(self, aged_s: float) -> None:
+        self._aged_s = aged_s
+        self._lines: dict[Account, _Line] = {}
+        self._places: dict[str, Place] = {}
+        self._num_arrived = 0
+        self._level = 0.0
+        self.num_tokens = 0
+        """Prompt tokens (and tokens to be computed again) that wait."""
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def __contains__(self, request: Request) -> bool:
+        return request.request_id in self._places
+
+    def __iter__(self) -> Iterator[Request]:
+        return (place[-1] for line in self._lines.values() for place in line.places)
+
+    def first(self, now: float) -> Request:
+        """The next to go. The queue must not be empty."""
+        line = min(self._lines.items(), key=lambda item: (item[0].service, item[1].places[0][2]))[1]
+        rank, _, _, request = line.places[0]
+        if rank and (oldest := next(iter(line.arrivals.values()))).queued_at <= now - self._aged_s:
+            return oldest
+        return request
+
+    def append(self, request: Request) -> None:
+        """Puts a new request in its place."""
+        self._num_arrived += 1
+        request.number = self._num_arrived
+        self._insert(request, (1, request.submission.priority, request.number, request))
+        self._lines[request.account].arrivals[request.request_id] = request
+
+    def push_front(self, request: Request) -> None:
+        """Puts a resumed request before the new ones of its tenant, among others by its arrival."""
+        self._insert(request, (0, 0, request.number, request))
+
+    def remove(self, request: Request) -> None:
+        """Takes the request out, wherever it stands."""
+        place = self._places.pop(request.request_id)
+        line = self._lines[request.account]
+        del line.places[bisect(line.places, place) - 1]
+        line.arrivals.pop(request.request_id, None)
+        line.num_tokens -= request.num_tokens
+        self.num_tokens -= request.num_tokens
+        self._level = request.account.service
+        if not line.places:
+            del self._lines[request.account]
+
+    def held_by(self, account: Account) -> Ahead:
+        """What waits of one tenant."""
+        line = self._lines.get(account, _Line())
+        return Ahead(len(line.places), line.num_tokens)
+
+    def ahead_of(self, account: Account, priority: int) -> Ahead:
+        """What would go before a new request of that tenant, by all that is known now."""
+        line = self._lines.get(account, _Line())
+        return self.ahead_of_place(account, bisect(line.places, (1, priority, inf)))
+
+    def ahead_of_place(self, account: Account, index: int) -> Ahead:
+        """What goes before that tenant's request at place `index` of its line (from 0)."""
+        own = self._lines.get(account, _Line()).places[:index]
+        num_requests, num_tokens = len(own), sum(request.num_tokens for *_, request in own)
+        turn_at = self._level_of(account) + sum(_cost(account, place) for place in own)
+        for other, line in self._lines.items():
+            if other is not account:
+                reached = other.service
+                for place in line.places:
+                    if reached > turn_at:
+                        break
+                    reached += _cost(other, place)
+                    num_requests += 1
+                    num_tokens += place[-1].num_tokens
+        return Ahead(num_requests, num_tokens)
+
+    def _insert(self, request: Request, place: Place) -> None:
+        account = request.account
+        if account not in self._lines:
+            account.service = self._level_of(account)
+            self._lines[account] = _Line()
+        line = self._lines[account]
+        insort(line.places, place)
+        line.num_tokens += request.num_tokens
+        self.num_tokens += request.num_tokens
+        self._places[request.request_id] = place
+
+    def _level_of(self, account: Account) -> float:
+        """The service that the account is counted with: its own, and what it is lifted to if nothing of it waits."""
+        if account in self._lines:
+            return account.service
+        return max(account.service, min((a.service for a in self._lines), default=self._level))
+
+
+def _cost(account: Account, place: Place) -> float:
+    """What serving the request will add to its tenant's service, as far as can be told."""
+    rank, _, _, request = place
+    output = min(account.expected_output, request.submission.sampling.max_tokens - len(request.emitted))
+    return ((request.num_tokens if rank else 0) + output) / account.tenant.weight
