@@ -10,21 +10,19 @@ from __future__ import annotations
 
 import asyncio
 import math
-import re
-import secrets
 import time
-import uuid
-from collections import OrderedDict
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
-from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect
 
 from twinpool import __version__
+from twinpool.config import GatewayConfig
 from twinpool.coordinator.answer import Answer
-from twinpool.coordinator.api_bodies import ChatBody, CompletionBody, body_schema
+from twinpool.coordinator.api_bodies import ChatBody, CompletionBody
+from twinpool.coordinator.api_docs import describe_keys, generation_schema
+from twinpool.coordinator.api_errors import REQUEST_ID, add_error_handlers
 from twinpool.coordinator.api_requests import (
     COMPLETION_MAX_TOKENS,
     Conversation,
@@ -32,52 +30,32 @@ from twinpool.coordinator.api_requests import (
     check_token_ids,
     parse_chat,
     parse_completion,
+    parse_timeout_header,
 )
-from twinpool.coordinator.api_shapes import ChatShape, CompletionShape, Shape, error_json, to_json
-from twinpool.coordinator.reply import Reply, ReplyTiming, StreamedReply, WholeReply
+from twinpool.coordinator.api_shapes import ChatShape, CompletionShape, Shape, to_json
+from twinpool.coordinator.cache_salts import CacheSalts
+from twinpool.coordinator.front import TENANT, FrontDoor
+from twinpool.coordinator.gateway_meter import GatewayMeter
+from twinpool.coordinator.key_ring import KeyRing
+from twinpool.coordinator.reply import Reply, StreamedReply, WholeReply
+from twinpool.coordinator.request_body import BodyReader
+from twinpool.coordinator.request_ids import Claim, RequestIds, internal_id
 from twinpool.coordinator.service import Service, Submission
+from twinpool.coordinator.tenants import Tenant
 from twinpool.engine.detokenizer import IncrementalDetokenizer
 from twinpool.engine.tokenizer import Tokenizer
 from twinpool.errors import (
-    BodyTooLarge,
     ContextLengthExceeded,
+    DuplicateRequest,
     InvalidRequest,
     ModelNotFound,
     NoWorker,
-    QueueFull,
-    RequestError,
-    RequestFailed,
     UnknownRequest,
 )
+from twinpool.metrics import GatewayMetric
 
-MAX_BODY_BYTES = 16 << 20
 INLINE_CHARS = 4096
 """Prompts up to here are tokenized on the event loop, in about a millisecond; longer ones in a thread."""
-REMEMBERED_IDS = 16_384
-
-_SANE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
-
-
-class RequestIds:
-    """Gives every request an id of its own, the client's where that is possible.
-
-    An id that another recent request has, running or not, gets a suffix: late news of one never meets
-    another.
-    """
-
-    def __init__(self, remembered: int = REMEMBERED_IDS) -> None:
-        self._remembered = remembered
-        self._taken: OrderedDict[str, None] = OrderedDict()
-
-    def take(self, wanted: str | None) -> str:
-        """A fresh id: `wanted` itself if it is sane and not taken, with a suffix if it is taken."""
-        if wanted is None or not _SANE_ID.fullmatch(wanted):
-            return uuid.uuid4().hex
-        request_id = wanted if wanted not in self._taken else f"{wanted}-{secrets.token_hex(4)}"
-        self._taken[request_id] = None
-        if len(self._taken) > self._remembered:
-            self._taken.popitem(last=False)
-        return request_id
 
 
 class Gateway:
@@ -88,15 +66,17 @@ class Gateway:
         service: Service,
         tokenizer: Tokenizer,
         model_name: str,
-        timing: ReplyTiming,
-        max_body_bytes: int,
+        limits: GatewayConfig,
+        meter: GatewayMeter,
     ) -> None:
         self._service = service
         self._tokenizer = tokenizer
         self._model_name = model_name
-        self._timing = timing
-        self._max_body_bytes = max_body_bytes
+        self._limits = limits
+        self._meter = meter
+        self._bodies = BodyReader(limits)
         self._ids = RequestIds()
+        self._salts = CacheSalts()
         self._longest_token = tokenizer.longest_token
         self._created = int(time.time())
 
@@ -119,19 +99,39 @@ class Gateway:
         self._check_model(name)
         return _json(self._model_card())
 
-    async def timeline(self, request_id: str) -> Response:
-        """The stages of a running or recent request, by the id of its `X-Request-Id` header or its answer."""
-        try:
-            return _json(self._service.timeline(request_id))
-        except UnknownRequest:
-            prefix, _, rest = request_id.partition("-")
-            if prefix not in (ChatShape.id_prefix, CompletionShape.id_prefix):
-                raise
-            return _json(self._service.timeline(rest))
+    async def timeline(self, request: Request, request_id: str) -> Response:
+        """The stages of a running or recent request of one's own, by the id of its `X-Request-Id` header or its
+        answer."""
+        tenant: Tenant = request.scope[TENANT]
+        for shown_id in _shown_ids(request_id):
+            try:
+                timeline = self._service.timeline(internal_id(tenant, shown_id))
+            except UnknownRequest:
+                continue
+            return _json({**timeline, "request_id": shown_id})
+        raise _unknown(request_id)
+
+    async def cancel(self, request: Request, request_id: str) -> Response:
+        """Ends a request of one's own, by the id of its `X-Request-Id` header or its answer: its client gets an error
+        with the code `cancelled`. Does nothing to one that has ended."""
+        tenant: Tenant = request.scope[TENANT]
+        for shown_id in _shown_ids(request_id):
+            if (claim := self._ids.running(tenant, shown_id)) is not None:
+                claim.is_cancelled = True
+                shown_id = claim.shown_id
+            try:
+                self._service.cancel(internal_id(tenant, shown_id), tenant)
+            except UnknownRequest:
+                if claim is None:
+                    continue
+            return _json({"request_id": shown_id, "was_running": claim is not None})
+        raise _unknown(request_id)
 
     async def health(self) -> Response:
-        """200 while the gateway runs."""
-        return _json({"status": "ok"})
+        """200 while work that waits makes progress, or there is none; else 503 with what stands still."""
+        is_healthy, reason = self._service.health()
+        body = {"status": "ok" if is_healthy else "stuck", "reason": reason}
+        return _json(body, status=200 if is_healthy else 503)
 
     async def ready(self) -> Response:
         """200 when every pool has a worker that can execute, else 503 with the reason."""
@@ -140,7 +140,8 @@ class Gateway:
 
     async def metrics(self) -> Response:
         """All metrics in the Prometheus text format."""
-        return Response(self._service.metrics_text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+        text = self._service.metrics_text() + self._meter.text()
+        return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def version(self) -> Response:
         """The server's version."""
@@ -153,19 +154,47 @@ class Gateway:
         shape: type[Shape],
         default_max_tokens: int | None,
     ) -> Reply:
+        tenant: Tenant = request.scope[TENANT]
+        with ExitStack() as held:
+            claim = self._claim(request, tenant)
+            held.callback(self._ids.release, claim)
+            request.scope[REQUEST_ID] = claim.shown_id
+            reply = await self._prepare(request, claim, parse, shape, default_max_tokens)
+            reply.held = held.pop_all()
+        return reply
+
+    def _claim(self, request: Request, tenant: Tenant) -> Claim:
+        headers = request.headers
+        is_duplicate_fine = headers.get("x-allow-duplicate", "").lower() == "true"
+        try:
+            return self._ids.claim(tenant, headers.get("x-request-id"), is_duplicate_fine=is_duplicate_fine)
+        except DuplicateRequest:
+            self._meter.count(GatewayMetric.DUPLICATES)
+            raise
+
+    async def _prepare(
+        self,
+        request: Request,
+        claim: Claim,
+        parse: Callable[[bytes], GenerationRequest],
+        shape: type[Shape],
+        default_max_tokens: int | None,
+    ) -> Reply:
+        """Reads, checks and tokenizes the request; the reply submits it."""
         service = self._service
         received_at = service.now()
-        request_id = self._ids.take(request.headers.get("x-request-id"))
-        request.scope["twinpool.request_id"] = request_id
-        wanted = parse(await self._read_body(request))
-        if wanted.model is not None:
-            self._check_model(wanted.model)
-        check_token_ids("stop_token_ids", wanted.stop_token_ids, self._tokenizer.vocab_size)
-        validated_at = service.now()
-        token_ids = await self._tokenize(wanted)
+        header_timeout_s = parse_timeout_header(request.headers.get("x-request-timeout"))
+        with self._bodies.reading() as body:
+            wanted = parse(await body.read(request))
+            if wanted.model is not None:
+                self._check_model(wanted.model)
+            check_token_ids("stop_token_ids", wanted.stop_token_ids, self._tokenizer.vocab_size)
+            validated_at = service.now()
+            token_ids = await self._tokenize(wanted)
         tokenized_at = service.now()
+        timeout_s = min(header_timeout_s, wanted.timeout_s)
         submission = Submission(
-            request_id=request_id,
+            request_id=claim.request_id,
             prompt_token_ids=token_ids,
             sampling=wanted.sampling(
                 len(token_ids), service.max_model_len, default_max_tokens=default_max_tokens
@@ -173,7 +202,10 @@ class Gateway:
             received_at=received_at,
             validated_at=validated_at,
             tokenized_at=tokenized_at,
-            cache_salt=wanted.cache_salt,
+            cache_salt=self._salts.salt(claim.tenant, wanted.cache_salt),
+            tenant=claim.tenant,
+            priority=wanted.priority,
+            deadline=None if timeout_s == math.inf else received_at + timeout_s,
         )
         reply = StreamedReply if wanted.stream else WholeReply
         return reply(
@@ -181,31 +213,16 @@ class Gateway:
             submission,
             Answer(IncrementalDetokenizer(self._tokenizer), wanted.stop, wanted.min_tokens),
             shape(
-                request_id,
+                claim.shown_id,
                 self._model_name,
                 int(time.time()),
                 token_ids,
                 include_usage=wanted.include_usage,
                 return_token_ids=wanted.return_token_ids,
             ),
-            self._timing,
-            {"x-request-id": request_id},
+            self._limits,
+            claim,
         )
-
-    async def _read_body(self, request: Request) -> bytes:
-        limit = self._max_body_bytes
-        declared = request.headers.get("content-length", "")
-        too_large = BodyTooLarge(f"the body is longer than {limit} bytes; send a shorter prompt")
-        if declared.isdecimal() and int(declared) > limit:
-            raise too_large
-        parts: list[bytes] = []
-        size = 0
-        async for part in request.stream():
-            size += len(part)
-            if size > limit:
-                raise too_large
-            parts.append(part)
-        return b"".join(parts)
 
     async def _tokenize(self, wanted: GenerationRequest) -> tuple[int, ...]:
         prompt = wanted.prompt
@@ -251,12 +268,14 @@ def create_app(
     tokenizer: Tokenizer,
     model_name: str,
     *,
-    timing: ReplyTiming | None = None,
-    max_body_bytes: int = MAX_BODY_BYTES,
+    limits: GatewayConfig | None = None,
+    keys: KeyRing | None = None,
+    meter: GatewayMeter | None = None,
 ) -> FastAPI:
-    """The ASGI application that serves `model_name` through `service`."""
-    gateway = Gateway(service, tokenizer, model_name, timing or ReplyTiming(), max_body_bytes)
-    app = FastAPI(title="Twinpool", version=__version__, redirect_slashes=False)
+    """The ASGI application that serves `model_name` through `service`; without `keys` to anyone."""
+    limits, meter = limits or GatewayConfig(), meter or GatewayMeter()
+    gateway = Gateway(service, tokenizer, model_name, limits, meter)
+    app = FastAPI(title="Twinpool", version=__version__, redirect_slashes=False, redoc_url=None)
     for path, handler in (
         ("/v1/models", gateway.models),
         ("/v1/models/{name:path}", gateway.model),
@@ -268,19 +287,16 @@ def create_app(
     ):
         app.add_api_route(path, handler, methods=["GET"])
         app.add_api_route(path, handler, methods=["HEAD"], include_in_schema=False)
-    app.add_api_route(
-        "/v1/completions", gateway.completions, methods=["POST"], openapi_extra=body_schema(CompletionBody)
-    )
-    app.add_api_route(
-        "/v1/chat/completions",
-        gateway.chat_completions,
-        methods=["POST"],
-        openapi_extra=body_schema(ChatBody),
-    )
-    app.add_exception_handler(RequestError, _answer_request_error)
-    app.add_exception_handler(HTTPException, _answer_http_error)
-    app.add_exception_handler(ClientDisconnect, _answer_nobody)
-    app.add_exception_handler(Exception, _answer_bug)
+    for path, post, body in (
+        ("/v1/completions", gateway.completions, CompletionBody),
+        ("/v1/chat/completions", gateway.chat_completions, ChatBody),
+    ):
+        app.add_api_route(path, post, methods=["POST"], openapi_extra=generation_schema(body))
+    app.add_api_route("/v1/requests/{request_id}/cancel", gateway.cancel, methods=["POST"])
+    app.add_middleware(FrontDoor, keys=keys, meter=meter, metrics_open=limits.metrics_open)
+    add_error_handlers(app)
+    if keys is not None:
+        describe_keys(app)
     return app
 
 
@@ -294,51 +310,15 @@ def _json(value: Mapping[str, Any], status: int = 200) -> Response:
     return Response(to_json(value), status, media_type="application/json")
 
 
-class _HttpError(RequestError):
-    """A refusal of the HTTP layer itself: no such path, or not with that method."""
-
-    def __init__(self, message: str, status: int) -> None:
-        super().__init__(message)
-        self.status = status
-
-
-def _error_response(
-    request: Request, error: RequestError, headers: Mapping[str, str] | None = None
-) -> Response:
-    response = Response(error_json(error), error.status, headers=headers, media_type="application/json")
-    if request_id := request.scope.get("twinpool.request_id"):
-        response.headers["x-request-id"] = request_id
-    return response
+def _shown_ids(request_id: str) -> tuple[str, ...]:
+    """What a client may mean by an id: a request's own, or its answer's."""
+    prefix, _, rest = request_id.partition("-")
+    is_answers = prefix in (ChatShape.id_prefix, CompletionShape.id_prefix)
+    return (request_id, rest) if is_answers else (request_id,)
 
 
-async def _answer_request_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, RequestError)
-    headers = {}
-    if isinstance(error, QueueFull):
-        headers["retry-after"] = str(max(1, math.ceil(error.retry_after_s)))
-    if isinstance(error, BodyTooLarge):
-        headers["connection"] = "close"  # the rest of the body is not read
-    return _error_response(request, error, headers)
-
-
-async def _answer_http_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    where = f"{request.method} {request.url.path}"
-    allowed = (error.headers or {}).get("Allow", "")
-    match error.status_code:
-        case 404:
-            message = f"{where} is no route of this server; GET /docs lists them"
-        case 405:
-            message = f"{where} is not allowed; use {allowed}"
-        case _:
-            message = f"{where}: {error.detail}"
-    return _error_response(request, _HttpError(message, error.status_code), error.headers)
-
-
-async def _answer_nobody(_request: Request, _error: Exception) -> Response:
-    return Response(status_code=400)  # the client left while sending its body: nothing reads this
-
-
-async def _answer_bug(request: Request, error: Exception) -> Response:
-    message = f"the server failed with {type(error).__name__}; this is a bug in Twinpool, see its log"
-    return _error_response(request, RequestFailed(message))
+def _unknown(request_id: str) -> UnknownRequest:
+    return UnknownRequest(
+        f"no request {request_id!r} of yours is known: it never came, was refused, or ended too long ago",
+        param="request_id",
+    )

@@ -15,6 +15,7 @@ import msgspec
 from twinpool.errors import InvalidRequest
 
 MAX_STOP_STRINGS = 64
+MAX_PRIORITY = 1000
 
 # Fields that would change the answer if they were obeyed: the values, besides null, that ask for nothing.
 NOT_SUPPORTED: Mapping[str, tuple[object, ...]] = {
@@ -55,7 +56,6 @@ NOT_SUPPORTED: Mapping[str, tuple[object, ...]] = {
     "truncate_prompt_tokens": (),
     "skip_special_tokens": (True,),
     "include_stop_str_in_output": (False,),
-    "priority": (0,),
 }
 
 _AtLeastOne = Annotated[int, msgspec.Meta(ge=1)]
@@ -87,6 +87,8 @@ class GenerationBody(msgspec.Struct, frozen=True, kw_only=True):
     stop_token_ids: list[_NotNegative] | None = None
     cache_salt: str | None = None
     return_token_ids: bool | None = None
+    priority: Annotated[int, msgspec.Meta(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] | None = None
+    timeout: Annotated[float, msgspec.Meta(gt=0)] | None = None
 
 
 class CompletionBody(GenerationBody, frozen=True, kw_only=True):
@@ -116,18 +118,6 @@ class ChatBody(GenerationBody, frozen=True, kw_only=True):
 
     messages: Annotated[list[ChatMessage], msgspec.Meta(min_length=1)]
     chat_template_kwargs: dict[str, Any] | None = None
-
-
-def body_schema(kind: type[GenerationBody]) -> dict[str, Any]:
-    """The OpenAPI entry that describes a body of this kind."""
-    _, components = msgspec.json.schema_components([kind])
-    definitions = {name: component for name, component in components.items() if name != kind.__name__}
-    return {
-        "requestBody": {
-            "required": True,
-            "content": {"application/json": {"schema": {**components[kind.__name__], "$defs": definitions}}},
-        }
-    }
 
 
 Body = TypeVar("Body", CompletionBody, ChatBody)

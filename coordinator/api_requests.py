@@ -5,6 +5,7 @@ Defaults are OpenAI's: temperature 1, nothing cut off. A model's generation_conf
 
 from __future__ import annotations
 
+import math
 import secrets
 from dataclasses import dataclass
 from typing import Any
@@ -43,7 +44,8 @@ class Conversation:
 class GenerationRequest:
     """A checked request that is not tokenized yet.
 
-    `prompt` is text, token ids, or a conversation. `max_tokens` None means the rest of the context.
+    `prompt` is text, token ids, or a conversation. `max_tokens` None means the rest of the context. `timeout_s` is how
+    long after it came in the answer must be complete; it may be infinite.
     """
 
     prompt: str | tuple[int, ...] | Conversation
@@ -63,6 +65,8 @@ class GenerationRequest:
     add_special_tokens: bool
     cache_salt: str
     return_token_ids: bool
+    priority: int
+    timeout_s: float
 
     def sampling(
         self, num_prompt_tokens: int, max_model_len: int, *, default_max_tokens: int | None
@@ -143,6 +147,20 @@ def check_token_ids(field: str, token_ids: tuple[int, ...], vocab_size: int) -> 
         )
 
 
+def parse_timeout_header(text: str | None) -> float:
+    """The seconds of an `X-Request-Timeout` header; infinite without one. Raises InvalidRequest."""
+    if text is None:
+        return math.inf
+    try:
+        timeout_s = float(text)
+    except ValueError:
+        timeout_s = math.nan
+    if not 0 < timeout_s < math.inf:
+        message = f"X-Request-Timeout is {text[:80]!r}; it must be a number of seconds above 0"
+        raise InvalidRequest(message, param="X-Request-Timeout")
+    return timeout_s
+
+
 def _common(
     body: GenerationBody, prompt: str | tuple[int, ...] | Conversation, add_special_tokens: bool
 ) -> GenerationRequest:
@@ -186,6 +204,8 @@ def _common(
         add_special_tokens=add_special_tokens,
         cache_salt=body.cache_salt or "",
         return_token_ids=bool(body.return_token_ids),
+        priority=body.priority or 0,
+        timeout_s=math.inf if body.timeout is None else body.timeout,
     )
 
 

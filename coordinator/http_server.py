@@ -4,18 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import resource
 import socket
 from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
 
 import uvicorn
 from starlette.types import ASGIApp
 
-from twinpool.config import require
+from twinpool.config import GatewayConfig, require
+from twinpool.coordinator.gateway_meter import GatewayMeter
+from twinpool.coordinator.http_protocol import GatewayProtocol
 from twinpool.errors import ConfigError
 
 BACKLOG = 2048
 IDLE_CONNECTION_S = 75
 """An idle connection is kept that long: longer than common proxies and client pools keep theirs."""
+SEND_BUFFER_BYTES = 64 << 10
+"""What the kernel holds for one client. It would grow to megabytes, behind which nobody sees that a client stalls."""
+MOST_CONNECTIONS = 4096
+"""Where `--max-connections` does not say: as many as this process may open files for, up to here."""
+FILES_BESIDE_CONNECTIONS = 256
+CHECKS_PER_STALL = 20
 
 
 class _Server(uvicorn.Server):
@@ -37,9 +48,12 @@ class _Server(uvicorn.Server):
 class HttpServer:
     """A running HTTP server. `port` is the bound one, also when 0 was asked for."""
 
-    def __init__(self, server: _Server, task: asyncio.Task[None], port: int) -> None:
+    def __init__(
+        self, server: _Server, task: asyncio.Task[None], checking: asyncio.Task[None], port: int
+    ) -> None:
         self._server = server
         self._task = task
+        self._checking = checking
         self.port = port
 
     async def stop(self, deadline_s: float) -> None:
@@ -51,17 +65,25 @@ class HttpServer:
         self._server.should_exit = True
         await self._task
         await asyncio.gather(*self._server.server_state.tasks, return_exceptions=True)
+        self._checking.cancel()
+        for connection in list(self._server.server_state.connections):
+            connection.transport.abort()  # closing, but its client does not take the rest
 
 
-async def serve_http(app: ASGIApp, host: str, port: int) -> HttpServer:
+async def serve_http(
+    app: ASGIApp, host: str, port: int, limits: GatewayConfig, meter: GatewayMeter
+) -> HttpServer:
     """Serves `app` on the running event loop until `HttpServer.stop`. A `port` of 0 takes any free one.
 
     Raises:
-        ConfigError: the address cannot be listened on.
+        ConfigError: the address cannot be listened on, or this process may not open that many connections.
     """
+    limits = _with_files(limits)
     listener = _listen(host, port)
     config = uvicorn.Config(
         app,
+        http=partial(GatewayProtocol, limits, meter),  # type: ignore[arg-type]  # it is only called
+        ws="none",
         lifespan="off",
         log_level="warning",
         access_log=False,
@@ -70,6 +92,8 @@ async def serve_http(app: ASGIApp, host: str, port: int) -> HttpServer:
         backlog=BACKLOG,
     )
     server = _Server(config)
+    connections: set[GatewayProtocol] = server.server_state.connections  # type: ignore[assignment]
+    meter.watch(connections)
     task = asyncio.create_task(server.serve([listener]))
     up = asyncio.create_task(server.is_up.wait())
     try:
@@ -78,7 +102,32 @@ async def serve_http(app: ASGIApp, host: str, port: int) -> HttpServer:
         up.cancel()
     if task.done():
         task.result()
-    return HttpServer(server, task, listener.getsockname()[1])
+    checking = asyncio.create_task(_check(connections, limits.client_stall_s / CHECKS_PER_STALL))
+    return HttpServer(server, task, checking, listener.getsockname()[1])
+
+
+async def _check(connections: set[GatewayProtocol], every_s: float) -> None:
+    """Cuts clients that take nothing, for ever."""
+    now = asyncio.get_running_loop().time
+    while True:
+        await asyncio.sleep(every_s)
+        for connection in list(connections):
+            connection.check(now())
+
+
+def _with_files(limits: GatewayConfig) -> GatewayConfig:
+    """The limits with a number of connections, and this process allowed to open as many."""
+    number = limits.max_connections or MOST_CONNECTIONS
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    files = number + FILES_BESIDE_CONNECTIONS
+    if resource.RLIM_INFINITY != hard < files:
+        most = hard - FILES_BESIDE_CONNECTIONS
+        require("--max-connections", number, limits.max_connections is None and most > 0,
+                f"at most {most}: this process may open {hard} files (see ulimit -n)")  # fmt: skip
+        number, files = most, hard
+    if resource.RLIM_INFINITY != soft < files:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (files, hard))
+    return replace(limits, max_connections=number)
 
 
 def _listen(host: str, port: int) -> socket.socket:
@@ -94,6 +143,10 @@ def _listen(host: str, port: int) -> socket.socket:
         ) from exc
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
+        listener.setsockopt(
+            socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1
+        )  # notices a client whose machine is gone
         listener.bind(address)
         listener.listen(BACKLOG)
     except OSError as exc:

@@ -1,7 +1,9 @@
 """Carries one request to its client: submits it, writes what comes, notices at once when the client leaves.
 
 Written against ASGI directly: what one output adds to a stream is one `send`, and a watcher listens for the
-disconnect, so a client that leaves while queued, prefilling or streaming costs nothing more.
+disconnect, so a client that leaves while queued, prefilling or streaming costs nothing more. What a client that is
+behind has not taken is kept as one piece that grows, up to a bound; beyond it, or when it takes nothing for too long,
+it is cut.
 """
 
 from __future__ import annotations
@@ -10,35 +12,53 @@ import asyncio
 import contextlib
 from abc import abstractmethod
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
 from typing import ClassVar
 
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
+from twinpool.config import GatewayConfig
 from twinpool.coordinator.answer import Answer, Piece
 from twinpool.coordinator.api_shapes import KEEP_ALIVE, Shape, error_event
+from twinpool.coordinator.connection import CONNECTION, Connection, UnboundedConnection
+from twinpool.coordinator.request_ids import Claim
 from twinpool.coordinator.service import Output, Service, Submission
-from twinpool.errors import RequestError, RequestFailed
+from twinpool.errors import ClientTooSlow, RequestError, RequestFailed
+from twinpool.request import FinishReason
+
+TOKEN_ID_BYTES = 8
+"""What a token id takes in a stream that carries them, about."""
 
 
-@dataclass(frozen=True, slots=True)
-class ReplyTiming:
-    """How long silence may last.
+class Backlog:
+    """What a stream has not written yet, as one piece that grows."""
 
-    A stream that is silent for `keep_alive_s` carries a comment, so that proxies leave it open. A request
-    that gets no output, or whose client takes none, for `max_silence_s` ends.
-    """
+    def __init__(self) -> None:
+        self._texts: list[str] = []
+        self._token_ids: list[int] = []
+        self._num_tokens = 0
+        self._finish: FinishReason | None = None
+        self.num_bytes = 0
 
-    keep_alive_s: float = 10.0
-    max_silence_s: float = 600.0
+    def add(self, piece: Piece) -> None:
+        """Appends the next piece."""
+        self._texts.append(piece.text)
+        self._token_ids += piece.token_ids
+        self._num_tokens, self._finish = piece.num_tokens, piece.finish
+        self.num_bytes += len(piece.text.encode()) + TOKEN_ID_BYTES * len(piece.token_ids)
+
+    def take(self) -> Piece:
+        """All of it; nothing stays."""
+        piece = Piece("".join(self._texts), tuple(self._token_ids), self._num_tokens, self._finish)
+        self._texts, self._token_ids, self.num_bytes = [], [], 0
+        return piece
 
 
 class Reply(Response):
     """The response to one generation request, as a `StreamedReply` or a `WholeReply`.
 
-    The request is submitted when the response runs. If it does not come to its end here, for whatever reason,
-    it is abandoned, exactly once.
+    The request is submitted when the response runs, unless its client has left by then. If it does not come to its
+    end here, for whatever reason, it is abandoned or cut, exactly once. What is `held` for it is let go of then.
     """
 
     fixed_headers: ClassVar[dict[str, str]]
@@ -49,18 +69,21 @@ class Reply(Response):
         submission: Submission,
         answer: Answer,
         shape: Shape,
-        timing: ReplyTiming,
-        headers: dict[str, str],
+        limits: GatewayConfig,
+        claim: Claim,
     ) -> None:
         self.status_code = 200
         self.background = None
-        self.init_headers(headers | self.fixed_headers)
+        self.init_headers({"x-request-id": claim.shown_id} | self.fixed_headers)
         self._service = service
         self._request_id = submission.request_id
         self._submission = submission
         self._answer = answer
         self._shape = shape
-        self._timing = timing
+        self._limits = limits
+        self._claim = claim
+        self.held = contextlib.ExitStack()
+        self._connection: Connection = UnboundedConnection()
         self._writing = asyncio.Lock()
         self._started = False
         self._delivered = False
@@ -68,20 +91,39 @@ class Reply(Response):
         self._interrupted = False
         self._failure: RequestError | None = None
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002  # ASGI's
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Runs the request to its end, or until the client leaves.
 
         Raises:
             RequestError: the request failed before any of its answer was sent. Later ones are an error event.
         """
+        with self.held:
+            await self._run(scope, receive, send)
+
+    async def _run(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._send = send
         self._now = asyncio.get_running_loop().time
         self._last_output = self._last_sign = self._now()
+        self._connection = scope.get(CONNECTION, self._connection)
         task = asyncio.current_task()
         assert task is not None, "an ASGI application runs in a task"
+        self._heard: asyncio.Future[Message] = asyncio.ensure_future(receive())
+        try:
+            await asyncio.sleep(
+                0
+            )  # lets the news arrive that the client has left while its prompt was tokenized
+            if not self._client_has_left():
+                await self._serve(receive, task)
+        finally:
+            self._heard.cancel()
+
+    async def _serve(self, receive: Receive, task: asyncio.Task[None]) -> None:
+        self._claim.check()
         outputs = self._service.submit(self._submission)
         self._unfinished = True
+        connection = self._connection
         watcher = asyncio.create_task(self._watch(receive, task))
+        connection.on_stall = lambda: self._interrupt(task, _too_slow("has taken nothing for too long"))
         try:
             await self._deliver(outputs)
         except RequestError as error:
@@ -92,10 +134,14 @@ class Reply(Response):
             task.uncancel()
         finally:
             watcher.cancel()
-            self._abandon()
+            connection.on_stall = None
+            connection.backlog_bytes = 0
+            self._let_go()
         if self._failure is not None:
             if not self._started:
                 raise self._failure
+            if isinstance(self._failure, ClientTooSlow):
+                connection.give_up()
             await self._write_at_most(error_event(self._failure), more=False)
 
     @abstractmethod
@@ -118,15 +164,19 @@ class Reply(Response):
 
     async def _write(self, body: bytes, *, more: bool) -> None:
         async with self._writing:
-            if not self._started:
-                await self._send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-                self._started = True
-            await self._send({"type": "http.response.body", "body": body, "more_body": more})
+            await self._write_next(body, more=more)
+
+    async def _write_next(self, body: bytes, *, more: bool) -> None:
+        """Writes `body`; `_writing` is held."""
+        if not self._started:
+            await self._send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            self._started = True
+        await self._send({"type": "http.response.body", "body": body, "more_body": more})
 
     async def _write_at_most(self, body: bytes, *, more: bool) -> None:
         """Writes `body` unless the client does not take it within `keep_alive_s`."""
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self._timing.keep_alive_s):
+            async with asyncio.timeout(self._limits.keep_alive_s):
                 await self._write(body, more=more)
 
     def _mark_delivered(self) -> None:
@@ -134,39 +184,45 @@ class Reply(Response):
             self._delivered = True
             self._service.delivered(self._request_id)
 
-    def _abandon(self) -> None:
-        if self._unfinished:
-            self._unfinished = False
+    def _let_go(self) -> None:
+        """Whoever still works for this request stops."""
+        if not self._unfinished:
+            return
+        self._unfinished = False
+        if isinstance(self._failure, ClientTooSlow):
+            self._service.cut(self._request_id, self._failure)
+        else:
             self._service.abandon(self._request_id)
 
     async def _watch(self, receive: Receive, task: asyncio.Task[None]) -> None:
         """Interrupts `task` when the client has left or nothing has moved for too long."""
-        event = asyncio.ensure_future(receive())
-        try:
-            while not self._interrupted:
-                quiet_s = self._now() - self._last_sign
-                await asyncio.wait({event}, timeout=max(self._timing.keep_alive_s - quiet_s, 0.0))
-                if event.done():
-                    if event.result()["type"] == "http.disconnect":
-                        self._interrupt(task, None)
-                    else:
-                        event = asyncio.ensure_future(receive())
-                elif self._now() - self._last_output >= self._timing.max_silence_s:
-                    silent = RequestFailed(
-                        f"the request got no output for {self._timing.max_silence_s:g} s; try again"
-                    )
-                    # A client that does not read what is being written would not read an error either.
-                    self._interrupt(task, None if self._writing.locked() else silent)
-                elif self._now() - self._last_sign >= self._timing.keep_alive_s:
-                    self._last_sign = self._now()
-                    await self._reassure()
-        finally:
-            event.cancel()
+        while not self._interrupted:
+            quiet_s = self._now() - self._last_sign
+            await asyncio.wait({self._heard}, timeout=max(self._limits.keep_alive_s - quiet_s, 0.0))
+            if self._heard.done():
+                if self._client_has_left():
+                    self._interrupt(task, None)
+                else:
+                    self._heard = asyncio.ensure_future(receive())
+            elif self._now() - self._last_output >= self._limits.max_silence_s:
+                silent = RequestFailed(
+                    f"the request got no output for {self._limits.max_silence_s:g} s; try again"
+                )
+                # A client that does not read what is being written would not read an error either.
+                self._interrupt(task, None if self._writing.locked() else silent)
+            elif self._now() - self._last_sign >= self._limits.keep_alive_s:
+                self._last_sign = self._now()
+                await self._reassure()
+
+    def _client_has_left(self) -> bool:
+        return self._heard.done() and self._heard.result()["type"] == "http.disconnect"
 
     def _interrupt(self, task: asyncio.Task[None], failure: RequestError | None) -> None:
-        self._abandon()
+        if self._interrupted:
+            return
         self._interrupted = True
         self._failure = failure
+        self._let_go()
         task.cancel()
 
 
@@ -179,26 +235,63 @@ class StreamedReply(Reply):
         "cache-control": "no-cache",
         "x-accel-buffering": "no",
     }
+    _has_opened = False
+    _has_closed = False
 
     async def _deliver(self, outputs: AsyncIterator[Output]) -> None:
-        body = self._shape.opening()
-        async for output in outputs:
-            piece = self._take(output)
+        self._backlog = Backlog()
+        catching_up: asyncio.Task[None] | None = None
+        try:
+            async for output in outputs:
+                piece = self._take(output)
+                self._backlog.add(piece)
+                if piece.finish is not None:
+                    break
+                if not self._connection.is_paused:
+                    await self._flush()
+                    continue
+                self._hold_back()
+                if catching_up is None or catching_up.done():
+                    catching_up = asyncio.create_task(self._catch_up())
+            else:
+                raise RequestFailed("the answer broke off; try again")
+            if catching_up is not None:
+                await catching_up
+        finally:
+            if catching_up is not None:
+                catching_up.cancel()
+        await self._flush()
+
+    async def _catch_up(self) -> None:
+        await self._connection.until_writable()
+        await self._flush()
+
+    def _hold_back(self) -> None:
+        """Bounds what waits for the client, here and behind the connection."""
+        self._connection.backlog_bytes = self._backlog.num_bytes
+        if self._backlog.num_bytes + self._connection.buffered_bytes > self._limits.max_buffered_bytes:
+            raise _too_slow(f"is more than {self._limits.max_buffered_bytes} bytes behind")
+
+    async def _flush(self) -> None:
+        """Writes what there is, in one part; waits for a client that is behind. The end is written once."""
+        async with self._writing:
+            if self._has_closed:
+                return
+            piece = self._backlog.take()
+            self._connection.backlog_bytes = 0
+            body = b"" if self._has_opened else self._shape.opening()
             body += self._shape.delta(piece)
             if piece.finish is not None:
                 body += self._shape.closing(piece.finish, piece.num_tokens)
-                await self._write(body, more=False)
-                self._mark_delivered()
-                return
             if body:
-                await self._write(body, more=True)
-                body = b""
-            if piece.text:
+                await self._write_next(body, more=piece.finish is None)
+                self._has_opened, self._has_closed = True, piece.finish is not None
+            if piece.text or piece.finish is not None:
                 self._mark_delivered()
-        raise RequestFailed("the answer broke off; try again")
 
     async def _reassure(self) -> None:
-        await self._write_at_most(KEEP_ALIVE, more=True)
+        if not self._connection.is_paused:
+            await self._write_at_most(KEEP_ALIVE, more=True)
 
 
 class WholeReply(Reply):
@@ -223,3 +316,7 @@ class WholeReply(Reply):
 
     async def _reassure(self) -> None:
         """Nothing can be sent before the answer."""
+
+
+def _too_slow(what: str) -> ClientTooSlow:
+    return ClientTooSlow(f"the client {what}; read faster, or ask for a shorter answer")

@@ -13,9 +13,11 @@ from dataclasses import replace
 
 import uvloop
 
-from twinpool.config import CoordinatorConfig
+from twinpool.config import CoordinatorConfig, GatewayConfig, is_loopback
 from twinpool.coordinator.api import create_app
+from twinpool.coordinator.gateway_meter import GatewayMeter
 from twinpool.coordinator.http_server import serve_http
+from twinpool.coordinator.key_ring import KeyRing
 from twinpool.coordinator.launch import Launcher, WorkerSpec
 from twinpool.coordinator.server import Coordinator
 from twinpool.engine.model_files import ResolvedModel, resolve
@@ -31,10 +33,13 @@ LEAVE_S = 5.0
 POLL_S = 0.02
 
 
-def serve(config: CoordinatorConfig, model: str | None, workers: Sequence[WorkerSpec]) -> int:
+def serve(
+    config: CoordinatorConfig, gateway: GatewayConfig, model: str | None, workers: Sequence[WorkerSpec]
+) -> int:
     """Serves `model` on `workers` until SIGTERM or Ctrl-C; returns the exit status.
 
     The first signal drains: nothing new is admitted, what runs has `drain_s` seconds. A second one stops at once.
+    SIGHUP reads the API keys again.
 
     Raises:
         ModelError, ConfigError: it cannot start; the message says what to change.
@@ -42,18 +47,32 @@ def serve(config: CoordinatorConfig, model: str | None, workers: Sequence[Worker
     logging.basicConfig(
         level=logging.INFO, stream=sys.stderr, format="%(asctime)s coordinator %(levelname)s %(message)s"
     )
+    keys = KeyRing(gateway.api_keys_file, gateway.api_keys) if _has_keys(gateway) else None
+    if keys is None and not is_loopback(config.host):
+        log.warning(
+            "--host is %s and there are no API keys: ANYONE WHO REACHES THIS ADDRESS CAN USE THIS SERVER; "
+            "make keys with `twinpool api-key new --tenant NAME` and give --api-keys FILE",
+            config.host,
+        )
     resolved = resolve(model)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as loop:
-        return loop.run(_Site(config, resolved, workers).run())
+        return loop.run(_Site(config, gateway, keys, resolved, workers).run())
 
 
 class _Site:
     """The parts of a running server, and the order in which they start and stop."""
 
     def __init__(
-        self, config: CoordinatorConfig, model: ResolvedModel, workers: Sequence[WorkerSpec]
+        self,
+        config: CoordinatorConfig,
+        gateway: GatewayConfig,
+        keys: KeyRing | None,
+        model: ResolvedModel,
+        workers: Sequence[WorkerSpec],
     ) -> None:
         self._config = config
+        self._gateway = gateway
+        self._keys = keys
         self._model = model
         self._deployment = uuid.uuid4().hex[:12]
         shared = (f"--model-dir={model.path}", f"--deployment={self._deployment}")
@@ -85,12 +104,15 @@ class _Site:
             )
             self._launcher = launcher
             ending.push_async_callback(self._stop_workers, launcher)
-            app = create_app(coordinator, tokenizer, name)
-            http = await serve_http(app, self._config.host, self._config.port)
+            meter = GatewayMeter()
+            app = create_app(coordinator, tokenizer, name, limits=self._gateway, keys=self._keys, meter=meter)
+            http = await serve_http(app, self._config.host, self._config.port, self._gateway, meter)
             ending.push_async_callback(http.stop, HTTP_STOP_S)
             ending.push_async_callback(self._drain, coordinator)
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.add_signal_handler(number, self._on_signal, number.name)
+            if self._keys is not None:
+                loop.add_signal_handler(signal.SIGHUP, self._read_keys_again, self._keys)
             launcher.start(self._workers)
             log.info("%s from %s; workers connect to %s", name, self._model.path, coordinator.endpoint)
             await self._until_ready(coordinator)
@@ -138,6 +160,12 @@ class _Site:
             log.info("%s: draining for at most %g s (again: stop at once)", name, self._config.drain_s)
             self._stop_asked.set()
 
+    def _read_keys_again(self, keys: KeyRing) -> None:
+        try:
+            keys.reload()
+        except ConfigError as exc:
+            log.error("the API keys stay as they were: %s", exc)
+
     def _end_process(self, worker_id: str, pid: int) -> None:
         if self._launcher is not None:
             self._launcher.kill(worker_id, pid)
@@ -150,3 +178,7 @@ class _Site:
     def _fail(self, error: TwinpoolError) -> None:
         self._failure = self._failure or error
         self._stop_asked.set()
+
+
+def _has_keys(gateway: GatewayConfig) -> bool:
+    return bool(gateway.api_keys_file or gateway.api_keys)

@@ -13,7 +13,8 @@ class Tenant:
 
     `requests_per_minute` and `tokens_per_minute` (prompt and output together) bound what it may ask for; None: no
     bound. While tenants compete, each is served tokens in proportion to its `weight`. Its prompts are found in the
-    prefix cache by nobody else, unless it `shares_cache` with all others that do.
+    prefix cache by nobody else, unless it `shares_cache` with all others that do. `/metrics`, which show all tenants'
+    load, are for those that may `read_metrics`.
     """
 
     name: str
@@ -21,6 +22,7 @@ class Tenant:
     tokens_per_minute: int | None = None
     weight: float = 1.0
     shares_cache: bool = False
+    read_metrics: bool = False
 
     def __post_init__(self) -> None:
         for field in ("requests_per_minute", "tokens_per_minute"):
@@ -29,5 +31,5 @@ class Tenant:
         require(f"weight of tenant {self.name!r}", self.weight, 0.001 <= self.weight <= 1000, "0.001 to 1000")
 
 
-ANYONE = Tenant("anyone", shares_cache=True)
+ANYONE = Tenant("anyone", shares_cache=True, read_metrics=True)
 """Whoever sends a request to a server without API keys."""

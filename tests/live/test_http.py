@@ -8,15 +8,17 @@ import itertools
 import json
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from typing import Any
 
 import httpx
 import openai
 import pytest
 from support.gateway import MODEL, SILENCE, ScriptedService, says, tiny_tokenizer
 
+from twinpool.config import GatewayConfig
 from twinpool.coordinator.api import create_app
+from twinpool.coordinator.gateway_meter import GatewayMeter
 from twinpool.coordinator.http_server import HttpServer, serve_http
-from twinpool.coordinator.reply import ReplyTiming
 from twinpool.coordinator.service import Output
 from twinpool.errors import ConfigError, QueueFull, RequestFailed
 from twinpool.request import FinishReason
@@ -40,11 +42,16 @@ class Gateway:
         return openai.AsyncOpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0)
 
 
+async def serve(service: ScriptedService, host: str, port: int, **limits: Any) -> HttpServer:
+    config, meter = GatewayConfig(**limits), GatewayMeter()
+    app = create_app(service, tiny_tokenizer(), MODEL, limits=config, meter=meter)
+    return await serve_http(app, host, port, config, meter)
+
+
 @contextlib.asynccontextmanager
-async def running(timing: ReplyTiming | None = None, max_body_bytes: int = 20_000) -> AsyncIterator[Gateway]:
+async def running(**limits: Any) -> AsyncIterator[Gateway]:
     service = ScriptedService()
-    app = create_app(service, tiny_tokenizer(), MODEL, timing=timing, max_body_bytes=max_body_bytes)
-    server = await serve_http(app, "127.0.0.1", 0)
+    server = await serve(service, "127.0.0.1", 0, **{"max_body_bytes": 20_000, **limits})
     try:
         yield Gateway(service, server)
     finally:
@@ -229,7 +236,7 @@ async def test_a_client_that_leaves_while_sending_its_body_asks_for_nothing(gate
 
 
 async def test_a_silent_stream_is_kept_alive() -> None:
-    async with running(ReplyTiming(keep_alive_s=0.01)) as gateway:
+    async with running(keep_alive_s=0.01) as gateway:
         gateway.service.script = lambda _: [SILENCE]
         async with posted(gateway, {**HELLO, "stream": True}) as (reader, _):
             head = await read_until(reader, b": keep-alive\n\n")
@@ -239,7 +246,7 @@ async def test_a_silent_stream_is_kept_alive() -> None:
 
 
 async def test_a_kept_alive_stream_is_still_a_stream() -> None:
-    async with running(ReplyTiming(keep_alive_s=0.01)) as gateway:
+    async with running(keep_alive_s=0.01) as gateway:
         service = gateway.service
         go_on = asyncio.Event()
 
@@ -264,7 +271,7 @@ async def test_a_kept_alive_stream_is_still_a_stream() -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_silence_has_a_bound(stream: bool) -> None:
-    async with running(ReplyTiming(keep_alive_s=0.01, max_silence_s=0.05)) as gateway:
+    async with running(keep_alive_s=0.01, max_silence_s=0.05) as gateway:
         gateway.service.script = lambda _: [Output(THE, 0), SILENCE]
         async with httpx.AsyncClient() as client:
             answer = await client.post(f"{gateway.url}/v1/chat/completions", json={**HELLO, "stream": stream})
@@ -325,9 +332,7 @@ async def test_many_streams_at_once_stay_apart(gateway: Gateway) -> None:
 
 async def test_a_port_that_is_taken_is_named(gateway: Gateway) -> None:
     with pytest.raises(ConfigError, match=f"--port is {gateway.server.port}.*choose another"):
-        await serve_http(
-            create_app(gateway.service, tiny_tokenizer(), MODEL), "127.0.0.1", gateway.server.port
-        )
+        await serve(gateway.service, "127.0.0.1", gateway.server.port)
 
 
 @pytest.mark.parametrize(
@@ -335,7 +340,7 @@ async def test_a_port_that_is_taken_is_named(gateway: Gateway) -> None:
 )
 async def test_an_address_that_is_none_is_named(host: str, port: int, setting: str) -> None:
     with pytest.raises(ConfigError, match=f"^{setting} is"):
-        await serve_http(create_app(ScriptedService(), tiny_tokenizer(), MODEL), host, port)
+        await serve(ScriptedService(), host, port)
 
 
 async def test_stopping_lets_a_running_answer_finish() -> None:

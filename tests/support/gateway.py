@@ -14,9 +14,10 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from twinpool.coordinator.service import Output, Submission
+from twinpool.coordinator.tenants import Tenant
 from twinpool.engine.chat_template import ChatTemplate
 from twinpool.engine.tokenizer import Tokenizer
-from twinpool.errors import NoWorker, RequestError, UnknownRequest
+from twinpool.errors import NoWorker, RequestCancelled, RequestError, UnknownRequest
 from twinpool.request import FinishReason
 
 MODEL = "tiny"
@@ -76,13 +77,16 @@ class ScriptedService:
         self.script: Script = says("Hello")
         self.refusal: Exception | None = None
         self.ready_answer = (True, "")
+        self.health_answer = (True, "nothing to do")
         self.submissions: list[Submission] = []
         self.ended: list[str] = []
         self.completed: list[tuple[str, int]] = []
         self.abandoned: list[str] = []
+        self.cuts: list[tuple[str, RequestError]] = []
         self.delivered_ids: list[str] = []
         self.on_delivered: Callable[[], object] = lambda: None
         self.changed = asyncio.Condition()
+        self._cancelled: dict[str, asyncio.Event] = {}
 
     @property
     def submission(self) -> Submission:
@@ -93,7 +97,8 @@ class ScriptedService:
     def assert_settled(self) -> None:
         """Every request came to exactly one end."""
         stopped = [request_id for request_id, _ in self.completed if request_id not in self.ended]
-        ends = sorted([*self.ended, *self.abandoned, *stopped])
+        cut = [request_id for request_id, _ in self.cuts]
+        ends = sorted([*self.ended, *self.abandoned, *stopped, *cut])
         assert ends == sorted(submission.request_id for submission in self.submissions)
 
     @property
@@ -124,9 +129,12 @@ class ScriptedService:
     async def _play(self, submission: Submission) -> AsyncIterator[Output]:
         steps = self.script(submission)
         num_given = 0
+        cancelled = self._cancelled[submission.request_id] = asyncio.Event()
         async for step in steps if isinstance(steps, AsyncIterator) else _as_async(steps):
             if step is SILENCE:
-                await asyncio.Event().wait()
+                await cancelled.wait()
+            if cancelled.is_set():
+                step = RequestCancelled("the request was cancelled")
             if isinstance(step, RequestError):
                 step = Output((), num_given, FinishReason.ERROR, step)
             assert isinstance(step, Output)
@@ -134,6 +142,8 @@ class ScriptedService:
             if step.finish is not None:
                 self.ended.append(submission.request_id)
             yield step
+            if step.finish is not None:
+                return
 
     def complete(self, request_id: str, num_output_tokens: int) -> None:
         self.completed.append((request_id, num_output_tokens))
@@ -142,6 +152,19 @@ class ScriptedService:
     def abandon(self, request_id: str) -> None:
         self.abandoned.append(request_id)
         self._note()
+
+    def cancel(self, request_id: str, tenant: Tenant) -> None:
+        owners = [s.tenant.name for s in self.submissions if s.request_id == request_id]
+        if owners != [tenant.name]:
+            raise UnknownRequest(f"no request {request_id!r}")
+        self._cancelled[request_id].set()
+
+    def cut(self, request_id: str, error: RequestError) -> None:
+        self.cuts.append((request_id, error))
+        self._note()
+
+    def health(self) -> tuple[bool, str]:
+        return self.health_answer
 
     def delivered(self, request_id: str) -> None:
         self.delivered_ids.append(request_id)

@@ -8,6 +8,7 @@ import httpx
 import pytest
 from support.gateway import MODEL, ScriptedService, tiny_tokenizer
 
+from twinpool.config import GatewayConfig
 from twinpool.coordinator.api import create_app
 
 
@@ -22,7 +23,7 @@ async def service() -> AsyncIterator[ScriptedService]:
 @pytest.fixture
 async def client(service: ScriptedService) -> AsyncIterator[httpx.AsyncClient]:
     """A client of a gateway that takes bodies of up to 20,000 bytes."""
-    app = create_app(service, tiny_tokenizer(), MODEL, max_body_bytes=20_000)
+    app = create_app(service, tiny_tokenizer(), MODEL, limits=GatewayConfig(max_body_bytes=20_000))
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)
     async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
         yield client

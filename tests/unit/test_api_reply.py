@@ -9,18 +9,21 @@ from typing import Any
 import pytest
 from support.gateway import MODEL, SILENCE, ScriptedService, tiny_tokenizer
 
+from twinpool.config import GatewayConfig
 from twinpool.coordinator.answer import Answer
 from twinpool.coordinator.api_shapes import ChatShape
-from twinpool.coordinator.reply import Reply, ReplyTiming, StreamedReply, WholeReply
+from twinpool.coordinator.reply import Reply, StreamedReply, WholeReply
+from twinpool.coordinator.request_ids import RequestIds
 from twinpool.coordinator.service import Output, Submission
+from twinpool.coordinator.tenants import ANYONE
 from twinpool.engine.detokenizer import IncrementalDetokenizer
 from twinpool.errors import RequestFailed
 from twinpool.request import FinishReason, SamplingParams
 
 THE = tuple(tiny_tokenizer().encode("the"))
 FOX = tuple(tiny_tokenizer().encode(" fox"))
-PATIENT = ReplyTiming()
-HASTY = ReplyTiming(keep_alive_s=0.001, max_silence_s=0.01)
+PATIENT = GatewayConfig()
+HASTY = GatewayConfig(keep_alive_s=0.001, max_silence_s=0.01)
 
 
 class Connection:
@@ -45,11 +48,11 @@ class Connection:
         return [message["body"] for message in self.sent if message["type"] == "http.response.body"]
 
 
-def reply_to(service: ScriptedService, kind: type[Reply], timing: ReplyTiming = PATIENT) -> Reply:
+def reply_to(service: ScriptedService, kind: type[Reply], limits: GatewayConfig = PATIENT) -> Reply:
     submission = Submission("r", (1, 2), SamplingParams(max_tokens=9, seed=1), 0.0, 0.0, 0.0)
     shape = ChatShape("r", MODEL, 0, (1, 2), include_usage=False, return_token_ids=False)
     answer = Answer(IncrementalDetokenizer(tiny_tokenizer()), (), 0)
-    return kind(service, submission, answer, shape, timing, {"x-request-id": "r"})
+    return kind(service, submission, answer, shape, limits, RequestIds().claim(ANYONE, "r"))
 
 
 async def run(reply: Reply, connection: Connection) -> None:
@@ -106,7 +109,7 @@ async def test_a_keep_alive_that_does_not_get_through_hides_no_disconnect() -> N
     service = ScriptedService()
     service.script = lambda _: [SILENCE]
     connection = Connection(stuck_after=0)
-    timing = ReplyTiming(keep_alive_s=0.001)
+    timing = GatewayConfig(keep_alive_s=0.001)
     running = asyncio.create_task(run(reply_to(service, StreamedReply, timing), connection))
     await service.until(lambda: len(service.submissions) == 1)
     connection.left.set()
@@ -118,7 +121,7 @@ async def test_an_error_event_that_nobody_takes_is_given_up() -> None:
     service = ScriptedService()
     service.script = lambda _: [Output(THE, 0), RequestFailed("decode-0 is gone")]
     connection = Connection(stuck_after=2)
-    await run(reply_to(service, StreamedReply, ReplyTiming(keep_alive_s=0.001)), connection)
+    await run(reply_to(service, StreamedReply, GatewayConfig(keep_alive_s=0.001)), connection)
     assert len(connection.sent) == 2
     service.assert_settled()
 

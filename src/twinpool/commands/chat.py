@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
@@ -15,6 +16,7 @@ from twinpool.errors import ConfigError, RequestError, RequestFailed
 if TYPE_CHECKING:
     import httpx
 
+API_KEY_VARIABLE = "TWINPOOL_API_KEY"
 _CONNECT_TIMEOUT_S = 5.0
 _SILENCE_TIMEOUT_S = 300.0
 
@@ -37,6 +39,11 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "--model", metavar="NAME", help="the model's name (default: the first that is served)"
     )
+    parser.add_argument(
+        "--api-key",
+        metavar="KEY",
+        help=f"your key, if the server needs one (better in {API_KEY_VARIABLE}: others see the arguments of a command)",
+    )
     parser.add_argument("--system", metavar="TEXT", help="system message")
     parser.add_argument("--max-tokens", type=int, metavar="N", help="longest answer (default: the server's)")
     parser.add_argument("--temperature", type=float, metavar="T", help="0 is greedy (default: the server's)")
@@ -55,9 +62,12 @@ def run(args: argparse.Namespace) -> int:
     options = {name: getattr(args, name) for name in ("max_tokens", "temperature")}
     options = {name: value for name, value in options.items() if value is not None}
     history: list[Message] = [] if args.system is None else [{"role": "system", "content": args.system}]
+    key = args.api_key or os.environ.get(API_KEY_VARIABLE)
+    headers = {} if key is None else {"authorization": f"Bearer {key}"}
     timeout = httpx.Timeout(_SILENCE_TIMEOUT_S, connect=_CONNECT_TIMEOUT_S)
     try:
-        with httpx.Client(base_url=args.url.rstrip("/").removesuffix("/v1"), timeout=timeout) as client:
+        url = args.url.rstrip("/").removesuffix("/v1")
+        with httpx.Client(base_url=url, timeout=timeout, headers=headers) as client:
             options["model"] = args.model or _first_model(client)
             if args.message is not None:
                 _answer(client, [*history, {"role": "user", "content": args.message}], options)

@@ -11,6 +11,7 @@ from twinpool.commands.flags import (
     scheduler_config,
     transfer_config,
 )
+from twinpool.commands.gateway_flags import add_gateway_flags, gateway_config
 from twinpool.commands.join_token import add_flag, token_to_serve_with
 from twinpool.config import CoordinatorConfig, PoolPlan
 from twinpool.coordinator.launch import WorkerSpec, share_cores, usable_cores
@@ -99,6 +100,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         metavar="SECONDS",
         help=f"on SIGTERM, time for running requests to end (default {defaults.drain_s:.0f})",
     )
+    add_gateway_flags(parser)
     parser.set_defaults(worker_actions=add_worker_flags(parser))
     return parser
 
@@ -125,11 +127,12 @@ def run(args: argparse.Namespace) -> int:
         max_attempts=args.max_attempts,
         drain_s=args.drain,
     )
+    gateway = gateway_config(args)
     from twinpool.coordinator.site import serve
     from twinpool.kv_transfer.faulty import FaultPlan
 
     FaultPlan.parse(transfer_config(args, "local").faults)
-    return serve(config, args.model, worker_specs(args, plan))
+    return serve(config, gateway, args.model, worker_specs(args, plan))
 
 
 def worker_specs(args: argparse.Namespace, plan: PoolPlan) -> list[WorkerSpec]:

@@ -1,0 +1,55 @@
+"""What the writer of an answer knows of the connection that carries it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+CONNECTION = "twinpool.connection"
+"""Where a request's scope holds its `Connection`."""
+
+
+class Connection(Protocol):
+    """One client's connection.
+
+    `backlog_bytes` is set by the writer: what it holds back while `is_paused`. `on_stall` is set by the writer and
+    called, once, when the client has taken nothing for too long.
+    """
+
+    backlog_bytes: int
+    on_stall: Callable[[], None] | None
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether the client is behind, so that a write would wait."""
+        ...
+
+    @property
+    def buffered_bytes(self) -> int:
+        """Bytes that were written and wait in this process for the client to take them."""
+        ...
+
+    async def until_writable(self) -> None:
+        """Returns when the connection takes bytes again, or is gone."""
+        ...
+
+    def give_up(self) -> None:
+        """The client is too slow: the next write does not wait, the connection closes behind it, and is broken off
+        if the client does not take that either."""
+        ...
+
+
+class UnboundedConnection:
+    """Stands in where the HTTP server says nothing about its connections: a write that waits is all there is."""
+
+    def __init__(self) -> None:
+        self.backlog_bytes = 0
+        self.on_stall: Callable[[], None] | None = None
+        self.is_paused = False
+        self.buffered_bytes = 0
+
+    async def until_writable(self) -> None:
+        """Returns at once."""
+
+    def give_up(self) -> None:
+        """Does nothing."""

@@ -1,0 +1,61 @@
+"""The front door of the gateway: which tenant a request comes from, before anything else of it is looked at."""
+
+from __future__ import annotations
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from twinpool.coordinator.api_errors import error_response
+from twinpool.coordinator.gateway_meter import GatewayMeter
+from twinpool.coordinator.key_ring import KeyRing
+from twinpool.coordinator.tenants import ANYONE, Tenant
+from twinpool.errors import Forbidden, RequestError, Unauthorized
+from twinpool.metrics import GatewayMetric
+
+TENANT = "twinpool.tenant"
+"""Where a request's scope holds its tenant."""
+OPEN_PATHS = frozenset({"/health", "/ready", "/version", "/docs", "/openapi.json"})
+"""What probes and people may ask without a key: nothing here depends on anybody's requests but whether they move."""
+METRICS_PATH = "/metrics"
+
+
+class FrontDoor:
+    """An ASGI application around another one: lets a request in as a tenant's, or answers 401 or 403.
+
+    Without keys everyone is `ANYONE`. With keys whatever is not in `OPEN_PATHS` needs one, an unknown path too, and
+    `/metrics` one of a tenant that may read them (`metrics_open`: none).
+    """
+
+    def __init__(
+        self, app: ASGIApp, keys: KeyRing | None, meter: GatewayMeter, *, metrics_open: bool
+    ) -> None:
+        self._app = app
+        self._keys = keys
+        self._meter = meter
+        self._open_paths = OPEN_PATHS | {METRICS_PATH} if metrics_open else OPEN_PATHS
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serves one request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        try:
+            scope[TENANT] = self._tenant(scope)
+        except RequestError as error:
+            if isinstance(error, Unauthorized):
+                self._meter.count(GatewayMetric.UNAUTHORIZED)
+            await error_response(error)(scope, receive, send)
+            return
+        await self._app(scope, receive, send)
+
+    def _tenant(self, scope: Scope) -> Tenant:
+        path = scope["path"]
+        if self._keys is None or path in self._open_paths:
+            return ANYONE
+        tenant = self._keys.tenant(Headers(scope=scope).get("authorization"))
+        if path == METRICS_PATH and not tenant.read_metrics:
+            raise Forbidden(
+                f"tenant {tenant.name!r} may not read /metrics; set read_metrics = true in its [tenant.NAME], "
+                "or serve with --metrics-open"
+            )
+        return tenant

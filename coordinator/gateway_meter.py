@@ -1,0 +1,62 @@
+"""What the gateway counts and shows on `/metrics`, beside the coordinator's own numbers."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterator
+from typing import Protocol
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from twinpool.metrics import GATEWAY_GAUGE_HELP, GATEWAY_METRIC_HELP, GatewayGauge, GatewayMetric
+
+PREFIX = "twinpool_"
+
+
+class Buffering(Protocol):
+    """A connection, as far as its buffers go."""
+
+    backlog_bytes: int
+
+    @property
+    def buffered_bytes(self) -> int:
+        """Bytes that were written and wait for the client."""
+        ...
+
+
+class GatewayMeter(Collector):
+    """Counts, and reads the open connections at each scrape."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[GatewayMetric] = Counter()
+        self._connections: Collection[Buffering] = ()
+        self._registry = CollectorRegistry(auto_describe=False)
+        self._registry.register(self)
+
+    def count(self, metric: GatewayMetric) -> None:
+        """One more."""
+        self._counts[metric] += 1
+
+    def watch(self, connections: Collection[Buffering]) -> None:
+        """From now on the open connections are these; the caller adds and removes."""
+        self._connections = connections
+
+    def text(self) -> bytes:
+        """All of them now, in the Prometheus text format."""
+        return generate_latest(self._registry)
+
+    def collect(self) -> Iterator[Metric]:
+        """All metric families, for prometheus_client."""
+        for metric, help_text in GATEWAY_METRIC_HELP.items():
+            yield CounterMetricFamily(
+                PREFIX + metric.removesuffix("_total"), help_text, value=self._counts[metric]
+            )
+        values = {
+            GatewayGauge.CONNECTIONS: len(self._connections),
+            GatewayGauge.BUFFERED: sum(c.buffered_bytes + c.backlog_bytes for c in self._connections),
+        }
+        for gauge, value in values.items():
+            yield GaugeMetricFamily(PREFIX + gauge, GATEWAY_GAUGE_HELP[gauge], value=value)

@@ -1,0 +1,316 @@
+"""One HTTP connection, bounded in everything that its client decides: uvicorn's protocol and what it lacks.
+
+Bounded are the bytes and the time of a request's head, the time that a written byte may wait to be taken, and what
+comes after a request (pipelining). A client that takes nothing for too long is cut (`check`): the answer that runs
+puts its last event behind what is buffered, and the connection is broken off unless that is taken within `GRACE_S`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from http import HTTPStatus
+from typing import Any
+
+import httptools
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
+
+from twinpool.config import GatewayConfig
+from twinpool.coordinator.api_errors import HttpError, error_headers
+from twinpool.coordinator.api_shapes import error_json
+from twinpool.coordinator.connection import CONNECTION
+from twinpool.coordinator.gateway_meter import GatewayMeter
+from twinpool.errors import RequestError, TryLater
+from twinpool.metrics import GatewayMetric
+
+MAX_HEAD_BYTES = 32 << 10
+MAX_HEADERS = 100
+WRITE_HIGH_BYTES = 64 << 10
+GRACE_S = 5.0
+
+
+class TooManyConnections(TryLater):
+    """All connections that the server takes are in use."""
+
+    status = HTTPStatus.SERVICE_UNAVAILABLE
+    kind = "service_unavailable_error"
+    code = "too_many_connections"
+
+
+class _Pipelined(Exception):
+    """A request came before the one before it was answered: it is not read, and the answer closes the connection."""
+
+
+class CountedTransport:
+    """A transport that counts what is written: less what is buffered, that is what the client's side has taken."""
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+        self.num_written = 0
+
+    def write(self, data: bytes) -> None:
+        """Writes, and counts."""
+        self.num_written += len(data)
+        self._transport.write(data)
+
+    @property
+    def num_taken(self) -> int:
+        """Bytes that have left this process."""
+        return self.num_written - self._transport.get_write_buffer_size()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+
+class GatewayProtocol(HttpToolsProtocol):
+    """One client's `Connection`."""
+
+    def __init__(self, limits: GatewayConfig, meter: GatewayMeter, **uvicorns: Any) -> None:
+        super().__init__(**uvicorns)
+        self.backlog_bytes = 0
+        self.on_stall: Callable[[], None] | None = None
+        self._limits = limits
+        self._meter = meter
+        self._head_timer: asyncio.TimerHandle | None = None
+        self._is_reading_head = True
+        self._is_message_complete = False
+        self._is_deaf = False
+        self._head_bytes = self._named_bytes = self._num_headers = 0
+        self._num_taken = 0
+        self._taken_at = self.loop.time()
+        self._is_given_up = False
+
+    # ── a connection comes and goes ─────────────────────────────────────────────────────────────────────────
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Refuses the connection if there are too many."""
+        self._counted = CountedTransport(transport)
+        super().connection_made(self._counted)  # type: ignore[arg-type]
+        transport.set_write_buffer_limits(high=WRITE_HIGH_BYTES)
+        most = self._limits.max_connections
+        if most is not None and len(self.connections) > most:
+            self._meter.count(GatewayMetric.CONNECTIONS_REFUSED)
+            message = f"all {most} connections of this server are in use; try again"
+            self._refuse(TooManyConnections(message, retry_after_s=1.0))
+            return
+        self.timeout_keep_alive_task = self.loop.call_later(
+            self.timeout_keep_alive, self.timeout_keep_alive_handler
+        )
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Stops all timers; the running answer hears of it."""
+        super().connection_lost(exc)
+        self._unset_keepalive_if_required()
+        self._stop_head_timer()
+        self.on_stall = None
+
+    # ── what a client sends ─────────────────────────────────────────────────────────────────────────────────
+
+    def data_received(self, data: bytes) -> None:
+        """Feeds the parser, within the bounds."""
+        if self._is_deaf:
+            return
+        is_discarding = self._has_answered and not self._is_message_complete
+        if not is_discarding:
+            self._unset_keepalive_if_required()
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            self._answer_is_last()  # nothing to upgrade to: answered as if it had not asked
+        except httptools.HttpParserCallbackError as exc:
+            match exc.__context__:
+                case _Pipelined():
+                    self._answer_is_last()
+                case HttpError() as error:
+                    self._refuse_junk(error)
+                case _:
+                    raise
+        except httptools.HttpParserError:
+            self._refuse_junk(HttpError("this is no HTTP/1.1 request; send one", HTTPStatus.BAD_REQUEST))
+        else:
+            self._watch_head(len(data))
+
+    @property
+    def _has_answered(self) -> bool:
+        return self.cycle is not None and self.cycle.response_complete
+
+    def _answer_is_last(self) -> None:
+        self._is_deaf = True
+        self.cycle.keep_alive = False
+
+    def _watch_head(self, num_new: int) -> None:
+        if self._is_reading_head and not self.transport.is_closing():
+            self._head_bytes += num_new
+            if self._head_bytes > MAX_HEAD_BYTES:
+                self._refuse_junk(_head_too_large())
+            elif self._head_timer is None:
+                self._head_timer = self.loop.call_later(self._limits.head_timeout_s, self._head_is_late)
+
+    def _stop_head_timer(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _head_is_late(self) -> None:
+        message = (
+            f"the request's head was not complete within {self._limits.head_timeout_s:g} s; send it at once"
+        )
+        self._refuse_junk(HttpError(message, HTTPStatus.REQUEST_TIMEOUT))
+
+    def _refuse_junk(self, error: HttpError) -> None:
+        self._meter.count(GatewayMetric.HEADS_REFUSED)
+        self._refuse(error)
+
+    def _refuse(self, error: RequestError) -> None:
+        """Answers `error`, unless an answer is on its way, and hears no more."""
+        self._stop_head_timer()
+        is_running = self.cycle is not None and not self.cycle.response_complete
+        if is_running and (self.cycle.response_started or self._is_message_complete):
+            self._answer_is_last()
+            return
+        self._is_deaf = True
+        body = error_json(error)
+        headers = {
+            "content-type": "application/json",
+            "content-length": str(len(body)),
+            "connection": "close",
+            **error_headers(error),
+        }
+        head = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+        self.transport.write(STATUS_LINE[error.status] + head.encode() + b"\r\n" + body)
+        self.transport.close()
+
+    # ── what the parser finds ───────────────────────────────────────────────────────────────────────────────
+
+    def on_message_begin(self) -> None:
+        """A head begins."""
+        if self.cycle is not None and not self.cycle.response_complete:
+            raise _Pipelined
+        super().on_message_begin()
+        self.scope[CONNECTION] = self  # type: ignore[literal-required]
+        self._is_reading_head, self._is_message_complete = True, False
+        self._head_bytes = self._named_bytes = self._num_headers = 0
+
+    def on_url(self, url: bytes) -> None:
+        """Part of the request's target."""
+        self._count_head(len(url))
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """A header; behind a body it is a trailer, and dropped."""
+        self._num_headers += 1
+        self._count_head(len(name) + len(value))
+        if self._is_reading_head:
+            super().on_header(name, value)
+
+    def _count_head(self, num_new: int) -> None:
+        self._named_bytes += num_new
+        if self._named_bytes > MAX_HEAD_BYTES or self._num_headers > MAX_HEADERS:
+            raise _head_too_large()
+
+    def on_headers_complete(self) -> None:
+        """The request starts to run."""
+        self._is_reading_head = False
+        self._stop_head_timer()
+        if not _has_path(self.url):
+            raise HttpError(
+                "the request's target is no path; send one like /v1/models", HTTPStatus.BAD_REQUEST
+            )
+        super().on_headers_complete()
+        if self.scope["http_version"] == "1.0":
+            self.cycle.send = UnframedSend(self.cycle)  # type: ignore[method-assign]
+
+    def on_message_complete(self) -> None:
+        """The request has been read."""
+        super().on_message_complete()
+        self._is_message_complete = True
+
+    # ── what a client takes ─────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether the client is behind, so that a write would wait."""
+        return self.flow.write_paused
+
+    @property
+    def buffered_bytes(self) -> int:
+        """Bytes that were written and wait in this process for the client to take them."""
+        size: int = self.transport.get_write_buffer_size()
+        return size
+
+    async def until_writable(self) -> None:
+        """Returns when the connection takes bytes again, or is gone."""
+        await self.flow.drain()
+
+    def give_up(self) -> None:
+        """The client is too slow; see `Connection.give_up`."""
+        self._meter.count(GatewayMetric.SLOW_CLIENTS)
+        self._is_given_up = True
+        self._taken_at = self.loop.time()
+        self._answer_is_last()
+        self.flow.resume_writing()
+
+    def check(self, now: float) -> None:
+        """Cuts the client if it has taken nothing of what waits for it for too long; called about every second."""
+        num_taken = self._counted.num_taken
+        if self.buffered_bytes == 0 or num_taken != self._num_taken:
+            self._num_taken, self._taken_at = num_taken, now
+        elif self._is_given_up:
+            if now - self._taken_at >= GRACE_S:
+                self.transport.abort()
+        elif now - self._taken_at >= self._limits.client_stall_s:
+            if (on_stall := self.on_stall) is not None:
+                self.on_stall = None
+                on_stall()
+            else:  # its answer is written, all of it
+                self._meter.count(GatewayMetric.SLOW_CLIENTS)
+                self.transport.abort()
+
+
+class UnframedSend:
+    """ASGI's `send` for a client that speaks HTTP/1.0, which knows no chunks: the answer ends with the connection."""
+
+    def __init__(self, cycle: RequestResponseCycle) -> None:
+        self._cycle = cycle
+        self._send_framed = cycle.send
+        self._is_framed = True
+
+    async def __call__(self, message: Any) -> None:
+        """Writes one part of the answer."""
+        cycle = self._cycle
+        headers = message.get("headers", ())
+        if message["type"] == "http.response.start":
+            self._is_framed = any(name == b"content-length" for name, _ in headers)
+        if self._is_framed:
+            await self._send_framed(message)
+            return
+        if cycle.flow.write_paused and not cycle.disconnected:
+            await cycle.flow.drain()
+        if cycle.disconnected:
+            return
+        if message["type"] == "http.response.start":
+            cycle.response_started = True
+            lines = [name + b": " + value + b"\r\n" for name, value in headers]
+            cycle.transport.write(
+                STATUS_LINE[message["status"]] + b"".join(lines) + b"connection: close\r\n\r\n"
+            )
+            return
+        cycle.transport.write(message.get("body", b""))
+        if not message.get("more_body", False):
+            cycle.response_complete = True
+            cycle.message_event.set()
+            cycle.transport.close()
+            cycle.on_response()
+
+
+def _head_too_large() -> HttpError:
+    message = f"the request's head has more than {MAX_HEAD_BYTES} bytes or {MAX_HEADERS} headers; send less"
+    return HttpError(message, HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
+
+
+def _has_path(target: bytes) -> bool:
+    try:
+        path = httptools.parse_url(target).path
+    except httptools.HttpParserInvalidURLError:
+        return False
+    return path is not None and path.isascii()

@@ -1,0 +1,84 @@
+"""Reading a request's body: bounded in bytes, in time, and over all requests together."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http import HTTPStatus
+
+from fastapi import Request
+
+from twinpool.config import GatewayConfig
+from twinpool.coordinator.api_errors import HttpError
+from twinpool.errors import BodyTooLarge, QueueFull
+
+SLOWEST_BYTES_PER_S = 64 << 10
+BODIES_AT_ONCE = 16
+"""Bodies of the largest size that may be held at the same time."""
+RETRY_AFTER_S = 1.0
+
+
+class BodyReader:
+    """Reads bodies, and counts the bytes of those that are not let go of yet."""
+
+    def __init__(self, limits: GatewayConfig) -> None:
+        self._limits = limits
+        self._most_held = limits.max_body_bytes * BODIES_AT_ONCE
+        self.num_held = 0
+
+    @contextmanager
+    def reading(self) -> Iterator[BodyInHand]:
+        """A body's share of the memory for bodies, until the block ends."""
+        body = BodyInHand(self, self._limits)
+        try:
+            yield body
+        finally:
+            self.num_held -= body.size
+
+    def hold(self, num_bytes: int) -> None:
+        """`num_bytes` more are in memory. Raises QueueFull if that is too many for now."""
+        self.num_held += num_bytes
+        if self.num_held > self._most_held:
+            message = f"{self._most_held} bytes of requests are being read already; send this one again later"
+            raise QueueFull(message, retry_after_s=RETRY_AFTER_S)
+
+
+class BodyInHand:
+    """The body of one request. `size` is what was read of it."""
+
+    def __init__(self, reader: BodyReader, limits: GatewayConfig) -> None:
+        self._reader = reader
+        self._limits = limits
+        self.size = 0
+
+    async def read(self, request: Request) -> bytes:
+        """All of it.
+
+        Raises:
+            BodyTooLarge: it has more bytes than are read.
+            HttpError: 408, it comes too slowly.
+            QueueFull: too many are being read.
+            ClientDisconnect: the client has left.
+        """
+        limit = self._limits.max_body_bytes
+        declared = request.headers.get("content-length", "")
+        too_large = BodyTooLarge(f"the body is longer than {limit} bytes; send a shorter prompt")
+        if declared.isdecimal() and int(declared) > limit:
+            raise too_large
+        parts: list[bytes] = []
+        started_at = asyncio.get_running_loop().time()
+        try:
+            async with asyncio.timeout(self._limits.body_timeout_s) as timeout:
+                async for part in request.stream():
+                    self.size += len(part)
+                    self._reader.hold(len(part))
+                    if self.size > limit:
+                        raise too_large
+                    parts.append(part)
+                    allowed_s = self._limits.body_timeout_s + self.size / SLOWEST_BYTES_PER_S
+                    timeout.reschedule(started_at + allowed_s)
+        except TimeoutError:
+            message = f"the body comes too slowly ({self.size} bytes so far); send it at once"
+            raise HttpError(message, HTTPStatus.REQUEST_TIMEOUT) from None
+        return b"".join(parts)

@@ -1,0 +1,97 @@
+"""Which request is which: the ids that clients choose, kept apart by tenant.
+
+A request has two ids. The client's own (of its `X-Request-Id`, or drawn here) is what it sees everywhere. The internal
+one, which the coordinator and the workers know, also names the tenant: whatever ids tenants choose, theirs never meet
+and tell nobody of each other.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+import uuid
+from collections import OrderedDict
+from dataclasses import dataclass
+
+from twinpool.coordinator.tenants import ANYONE, Tenant
+from twinpool.errors import DuplicateRequest, RequestCancelled
+
+REMEMBERED_IDS = 16_384
+
+_SANE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
+
+
+def internal_id(tenant: Tenant, shown_id: str) -> str:
+    """What the coordinator calls the request that `tenant` knows as `shown_id`."""
+    return shown_id if tenant is ANYONE else f"{tenant.name}:{shown_id}"
+
+
+@dataclass(slots=True, eq=False)
+class Claim:
+    """A running request's hold on its id. `wanted` is what the client asked for, `shown_id` what it got."""
+
+    tenant: Tenant
+    wanted: str
+    shown_id: str
+    is_cancelled: bool = False
+
+    @property
+    def request_id(self) -> str:
+        """The internal id."""
+        return internal_id(self.tenant, self.shown_id)
+
+    def check(self) -> None:
+        """Raises RequestCancelled if it was cancelled before the coordinator heard of it."""
+        if self.is_cancelled:
+            raise RequestCancelled("the request was cancelled")
+
+
+class RequestIds:
+    """Gives every request an id of its own, the client's where that is possible.
+
+    An id that a recent request of the same tenant has had gets a suffix: late news of one never meets another.
+    """
+
+    def __init__(self, remembered: int = REMEMBERED_IDS) -> None:
+        self._remembered = remembered
+        self._taken: OrderedDict[str, None] = OrderedDict()
+        self._running: dict[str, list[Claim]] = {}
+
+    def claim(self, tenant: Tenant, wanted: str | None, *, is_duplicate_fine: bool = False) -> Claim:
+        """A hold on a fresh id, until `release`: `wanted` itself if it is sane and not taken.
+
+        Raises:
+            DuplicateRequest: one that wanted the same id runs, and `is_duplicate_fine` does not say to go on.
+        """
+        if wanted is None or not _SANE_ID.fullmatch(wanted):
+            wanted = uuid.uuid4().hex
+        key = internal_id(tenant, wanted)
+        if key in self._running and not is_duplicate_fine:
+            raise DuplicateRequest(
+                f"a request with the id {wanted!r} is running; wait for it, cancel it, choose another X-Request-Id, "
+                "or send X-Allow-Duplicate: true"
+            )
+        claim = Claim(tenant, wanted, wanted)
+        while claim.request_id in self._taken:
+            claim.shown_id = f"{wanted}-{secrets.token_hex(4)}"
+        self._taken[claim.request_id] = None
+        if len(self._taken) > self._remembered:
+            self._taken.popitem(last=False)
+        self._running.setdefault(key, []).append(claim)
+        return claim
+
+    def release(self, claim: Claim) -> None:
+        """The request has ended: its id may be wanted again."""
+        key = internal_id(claim.tenant, claim.wanted)
+        self._running[key].remove(claim)
+        if not self._running[key]:
+            del self._running[key]
+
+    def running(self, tenant: Tenant, shown_id: str) -> Claim | None:
+        """The tenant's running request with that id: the one that got it, or else the last that wanted it."""
+        claims = self._running.get(internal_id(tenant, shown_id))
+        if claims is None:  # perhaps one with a suffix
+            claims = self._running.get(internal_id(tenant, shown_id.rpartition("-")[0]), [])
+            claims = [claim for claim in claims if claim.shown_id == shown_id]
+        exact = [claim for claim in claims if claim.shown_id == shown_id]
+        return next(reversed(exact or claims), None)

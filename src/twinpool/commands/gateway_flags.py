@@ -1,0 +1,51 @@
+"""Flags of `serve` for the HTTP side: who may send requests, and what its clients are granted."""
+
+from __future__ import annotations
+
+import argparse
+import os
+
+from twinpool.commands.flags import Flag, config_from
+from twinpool.config import GatewayConfig
+
+API_KEYS_VARIABLE = "TWINPOOL_API_KEYS"
+
+_FLAGS = (
+    Flag("--api-keys", GatewayConfig, "api_keys_file", "FILE",
+         "who may send requests: a file of `twinpool api-key new`, read again on SIGHUP; or keys in "
+         f"{API_KEYS_VARIABLE}, as tenant:key,… (default: anyone may)"),
+    Flag("--max-body-bytes", GatewayConfig, "max_body_bytes", "BYTES", "longest request body", int),
+    Flag("--max-connections", GatewayConfig, "max_connections", "N",
+         "open connections; more are refused with 503 (default: as many as may be open, at most 4096)", int),
+    Flag("--max-buffered-bytes", GatewayConfig, "max_buffered_bytes", "BYTES",
+         "what a stream may be ahead of its client; beyond it the client is cut", int),
+    Flag("--client-stall", GatewayConfig, "client_stall_s", "SECONDS",
+         "a client that takes nothing of what it is sent for so long is cut", float),
+)  # fmt: skip
+
+
+def add_gateway_flags(parser: argparse.ArgumentParser) -> None:
+    """Adds them."""
+    group = parser.add_argument_group("clients")
+    for flag in _FLAGS:
+        shown = "" if flag.default in (None, "") else f" (default {flag.default})"
+        group.add_argument(
+            flag.name, dest=f"{flag.config.__name__}.{flag.field}", default=flag.default, metavar=flag.metavar,
+            type=flag.type, help=flag.help + shown,
+        )  # fmt: skip
+    group.add_argument("--metrics-open", action="store_true", help="/metrics needs no API key")
+
+
+def gateway_config(args: argparse.Namespace) -> GatewayConfig:
+    """The flags as a checked value, with the keys of the environment: child processes do not inherit those.
+
+    Raises:
+        ConfigError: a setting is wrong.
+    """
+    config: GatewayConfig = config_from(
+        args,
+        GatewayConfig,
+        api_keys=os.environ.pop(API_KEYS_VARIABLE, ""),
+        metrics_open=args.metrics_open,
+    )
+    return config
