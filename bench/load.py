@@ -63,20 +63,18 @@ async def open_loop(times: Iterable[float], ask: Callable[[], Coroutine[Any, Any
 
 @dataclass(frozen=True, slots=True)
 class Throughput:
-    """What a server completed in a span of time, and the outcomes that ended in it."""
+    """Tokens that arrived in a span of time, and the outcomes that ended in it."""
 
-    requests_per_s: float
     tokens_per_s: float
     outcomes: tuple[Outcome, ...]
 
 
 def throughput(outcomes: Iterable[Outcome], start: float, end: float) -> Throughput:
-    """Completed requests, and tokens that arrived, per second of [start, end), on the client's clock."""
+    """What arrived and ended in [start, end) of the client's clock."""
     outcomes = list(outcomes)
     ended = tuple(o for o in outcomes if start <= o.ended_at < end)
-    num_complete = sum(o.end is End.COMPLETE for o in ended)
     num_tokens = sum(start <= at < end for o in outcomes for at in o.token_at)
-    return Throughput(num_complete / (end - start), num_tokens / (end - start), ended)
+    return Throughput(num_tokens / (end - start), ended)
 
 
 async def measure_closed_loop(

@@ -72,9 +72,9 @@ async def prove(args: argparse.Namespace, server: ServerUnderTest) -> Report:
     capacity = await measure_closed_loop(
         server.client, args.clients, args.measure, next_request, STREAM_LIMIT_S
     )
-    rate = capacity.requests_per_s
-    if not rate:
-        raise ServerFault(f"no request completes within {args.measure:g} s")
+    if not capacity.tokens_per_s:
+        raise ServerFault(f"no token comes within {args.measure:g} s")
+    rate = capacity.tokens_per_s / args.output
     say(f"{rate:.2f} requests/s; undisturbed, at {LIGHT_SHARE * rate:.2f} requests/s")
     light = Load(server.client, STREAM_LIMIT_S)
     times = arrival_times(Arrivals.CONSTANT, LIGHT_SHARE * rate, args.measure, args.seed)
@@ -99,7 +99,7 @@ async def prove(args: argparse.Namespace, server: ServerUnderTest) -> Report:
     rest_s, held = await server.wait_until_rest(REST_LIMIT_S)
     return Report(
         f"overload at {args.times:g} × capacity, seed {args.seed}",
-        _figures(args, slo, capacity, light, fresh, retried),
+        _figures(args, rate, slo, capacity, light, fresh, retried),
         (
             *promises(fresh.outcomes + retried.outcomes, slo),
             Check(
@@ -145,17 +145,23 @@ def promises(outcomes: Sequence[Outcome], slo: Slo) -> tuple[Check, ...]:
 
 
 def _figures(
-    args: argparse.Namespace, slo: Slo, capacity: Throughput, light: Load, fresh: Load, retried: Load
+    args: argparse.Namespace,
+    rate: float,
+    slo: Slo,
+    capacity: Throughput,
+    light: Load,
+    fresh: Load,
+    retried: Load,
 ) -> dict[str, Any]:
     admitted = _complete(fresh.outcomes)
     late = [o for o in fresh.outcomes if o.end is End.REFUSED]
     return {
-        "capacity": {"requests/s": capacity.requests_per_s, "output tokens/s": capacity.tokens_per_s},
+        "capacity": {"requests/s": rate, "output tokens/s": capacity.tokens_per_s},
         "at capacity": _latencies(_complete(capacity.outcomes)),
         "undisturbed": _latencies(_complete(light.outcomes)),
         "SLO": {"TTFT, s": slo.ttft_s, "ITL p99, s": slo.itl_p99_s},
         "overload": {
-            "offered, requests/s": args.times * capacity.requests_per_s,
+            "offered, requests/s": args.times * rate,
             "goodput, requests/s": goodput_per_s(fresh.outcomes, slo, args.seconds),
             "ends": str(dict(Counter(o.end.value for o in fresh.outcomes))),
         },

@@ -34,6 +34,7 @@ STREAM_LIMIT_S = 60.0
 REST_LIMIT_S = 30.0
 RECOVERY_S = 2.0
 LEAVING_SHARE = 0.9
+FEWEST = 10
 KEPT_SHARE = 0.9
 """What counts as the same level: two runs of the same load differ by less than a tenth."""
 
@@ -112,9 +113,9 @@ async def prove(args: argparse.Namespace, server: ServerUnderTest) -> Report:
     )
     say(f"seed {args.seed}: capacity, {args.clients} clients for {args.measure:g} s")
     capacity = await measure()
-    if not capacity.requests_per_s:
-        raise ServerFault(f"no request completes within {args.measure:g} s: {dict(_ends(capacity.outcomes))}")
-    rate = capacity.requests_per_s
+    if not capacity.tokens_per_s:
+        raise ServerFault(f"no token comes within {args.measure:g} s: {dict(_ends(capacity.outcomes))}")
+    rate = capacity.tokens_per_s / args.output
     say(f"{rate:.2f} requests/s; steady clients alone, at {args.steady * rate:.2f} requests/s")
     times = list(arrival_times(Arrivals.POISSON, args.steady * rate, args.seconds, args.seed))
     before = Load(server.client, STREAM_LIMIT_S)
@@ -147,6 +148,7 @@ async def prove(args: argparse.Namespace, server: ServerUnderTest) -> Report:
         f"abort storm, seed {args.seed}",
         _figures(slo, before, steady, crowd, capacity, aftermath, level),
         (
+            _size_check(steady, crowd),
             *_promises(level, capacity, aftermath),
             Check(
                 "afterwards all blocks are free or cached and no request lives",
@@ -167,6 +169,13 @@ async def _recovery_s(server: ServerUnderTest, loads: Sequence[Load]) -> float |
             return elapsed_s
         await asyncio.sleep(POLL_S)
     return None
+
+
+def _size_check(steady: Load, crowd: Load) -> Check:
+    num_left = _ends(crowd.outcomes)[End.LEFT.value]
+    found = f"{num_left} of {len(crowd.outcomes)} left beside {len(steady.outcomes)} steady clients"
+    is_enough = len(steady.outcomes) >= FEWEST and num_left >= FEWEST
+    return Check(f"there are at least {FEWEST} of both kinds", is_enough, found)
 
 
 def _promises(level: Sequence[float], capacity: Throughput, aftermath: Aftermath) -> tuple[Check, ...]:
@@ -204,7 +213,6 @@ def _figures(
     level: Sequence[float],
 ) -> dict[str, Any]:
     return {
-        "capacity, requests/s": {"before": capacity.requests_per_s, "after": aftermath.probe.requests_per_s},
         "capacity, output tokens/s": {"before": capacity.tokens_per_s, "after": aftermath.probe.tokens_per_s},
         "SLO": {"TTFT, s": slo.ttft_s, "ITL p99, s": slo.itl_p99_s},
         "steady clients' goodput, requests/s": {"before": level[0], "in the storm": level[1]},
