@@ -52,13 +52,12 @@ class Bucket:
 
 class Account:
     """One tenant's books. `service` is what it was served in tokens over its weight, and lifted when it comes back;
-    `num_served` the plain count. `expected_output` is the mean length of its latest answers, in tokens.
+    `expected_output` is the mean length of its latest answers, in tokens.
     """
 
     def __init__(self, tenant: Tenant, now: float = 0.0) -> None:
         self.tenant = tenant
         self.service = 0.0
-        self.num_served = 0
         self.expected_output = 0.0
         self.asked_at = now
         self._requests: Bucket | None = None
@@ -74,7 +73,6 @@ class Account:
 
     def serve(self, num_tokens: int) -> None:
         """Prompt tokens went to a worker, or output tokens to the client."""
-        self.num_served += num_tokens
         self.service += num_tokens / self.tenant.weight
 
     def never_allows(self, num_prompt: int, max_tokens: int) -> RequestError | None:

@@ -81,7 +81,7 @@ class Clients:
         self._queue.append(request)
 
     def completed(self, request_id: str, num_output_tokens: int, now: float) -> None:
-        """A stop string ended the answer, perhaps after its last token."""
+        """A stop string ended the answer, perhaps found only after the request had ended."""
         timeline = self.timeline(request_id)
         if timeline is None:
             return
@@ -92,7 +92,7 @@ class Clients:
                 CoordinatorMetric.TOKENS_BEHIND_STOP, amount=len(request.emitted) - timeline.num_output_tokens
             )
             self._custody.end(request, Move.FINISH, FinishReason.STOP, now, is_silent=True)
-        elif timeline.finish in (FinishReason.STOP, FinishReason.LENGTH):
+        else:  # its reader is behind: whatever ended the request, the client has a complete answer
             unused = max(0, timeline.num_output_tokens - num_output_tokens)
             self._tally.add(CoordinatorMetric.TOKENS_BEHIND_STOP, amount=unused)
             timeline.num_output_tokens -= unused

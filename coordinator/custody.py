@@ -57,6 +57,11 @@ class Custody:
         """Queues a message for the worker."""
         self._emit(Send(worker.worker_id, worker.incarnation, message))
 
+    def serve(self, request: Request, num_tokens: int) -> None:
+        """Counts prompt tokens that go to a worker, or output tokens that go to the client, for the tenant."""
+        request.account.serve(num_tokens)
+        self._tally.add(CoordinatorMetric.TENANT_TOKENS, request.account.tenant.name, num_tokens)
+
     def resume(self, request: Request, reason: str, now: float, detail: str = "") -> None:
         """The present attempt is lost: start another one with the tokens so far, or give up."""
         request.timeline.attempts[-1].ended = f"{reason}: {detail}" if detail else reason

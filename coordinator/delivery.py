@@ -75,7 +75,7 @@ class Delivery:
         request.last_token_at = now
         request.emitted += token_ids
         request.timeline.num_output_tokens = len(request.emitted)
-        request.account.serve(len(token_ids))
+        self._custody.serve(request, len(token_ids))
         self._tally.add(CoordinatorMetric.TOKENS_DELIVERED, amount=len(token_ids))
         output = Output(tuple(token_ids), first_index, token.finish)
         self._emit(Emit(request.request_id, output))

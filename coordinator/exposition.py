@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
@@ -28,6 +28,8 @@ COORDINATOR = "coordinator"
 
 _LABEL_OF = {
     CoordinatorMetric.REQUESTS: "outcome",
+    CoordinatorMetric.REFUSED: "reason",
+    CoordinatorMetric.TENANT_TOKENS: "tenant",
     CoordinatorMetric.ATTEMPTS_LOST: "reason",
     CoordinatorMetric.WORKERS_LOST: "role",
 }
@@ -38,11 +40,14 @@ class Exposition(Collector):
     """Reads the core at each scrape and keeps nothing.
 
     Counters of a worker are summed over its processes, so a restart makes none fall. `own_counts` are what
-    the shell itself counts, under the workers' names with worker and role "coordinator".
+    the shell itself counts, under the workers' names with worker and role "coordinator"; `now` is its clock.
     """
 
-    def __init__(self, core: CoordinatorCore, own_counts: Counter[WorkerMetric]) -> None:
+    def __init__(
+        self, core: CoordinatorCore, own_counts: Counter[WorkerMetric], now: Callable[[], float]
+    ) -> None:
         self._core = core
+        self._now = now
         self._own_counts = own_counts
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
@@ -95,13 +100,24 @@ class Exposition(Collector):
         core = self._core
         workers = list(core.registry)
         live = {state: float(n) for state, n in core.live_by_state().items()}
+        is_healthy, _ = core.health(self._now())
+        yield _gauge(Gauge.HEALTHY, [], {(): float(is_healthy)})
         yield _gauge(Gauge.LIVE, ["state"], {(state.value,): n for state, n in live.items()})
         yield _gauge(Gauge.QUEUE_REQUESTS, [], {(): len(core.queue)})
         yield _gauge(Gauge.QUEUE_TOKENS, [], {(): core.queue.num_tokens})
+        yield _gauge(
+            Gauge.QUEUE_OF_TENANT,
+            ["tenant"],
+            {(a.tenant.name,): core.queue.held_by(a).num_requests for a in core.accounts},
+        )
+        yield _gauge(Gauge.RETRY_BUDGET, [], {(): core.retries.left})
         by_role = Counter(worker.role for worker in workers)
         yield _gauge(Gauge.WORKERS, ["role"], {(role.value,): by_role[role] for role in Role})
         names = ["worker", "role"]
         yield _gauge(Gauge.LEGS, names, {(w.worker_id, w.role): len(w.legs) for w in workers})
+        yield _gauge(
+            Gauge.CANCELLED_RUNNING, names, {(w.worker_id, w.role): w.num_cancelled for w in workers}
+        )
         heard = [(w, w.stats) for w in workers if w.stats is not None]
         yield _gauge(Gauge.RUNNING, names, {(w.worker_id, w.role): s.running for w, s in heard})
         yield _gauge(Gauge.WAITING, names, {(w.worker_id, w.role): s.waiting for w, s in heard})

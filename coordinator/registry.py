@@ -57,6 +57,11 @@ class Worker:
         quarantined = 0 if self.stats is None else self.stats.quarantined_blocks
         return max(1, self.info.num_blocks - quarantined) * self.info.layout.block_size
 
+    @property
+    def num_cancelled(self) -> int:
+        """Legs that it was told to cancel and has not let go of."""
+        return sum(leg.cancelled_at is not None for leg in self.legs.values())
+
     def open(self, leg: Leg) -> None:
         """Counts `leg` as held here."""
         self.legs[leg.key] = leg

@@ -10,7 +10,7 @@ from typing import Any
 
 from twinpool.channel import RouterChannel
 from twinpool.clock import Clock, MonotonicClock
-from twinpool.config import CoordinatorConfig
+from twinpool.config import CoordinatorConfig, Role
 from twinpool.coordinator.events import (
     Abandoned,
     Arrived,
@@ -25,6 +25,7 @@ from twinpool.coordinator.events import (
     Event,
     FromWorker,
     Note,
+    PoolGivenUp,
     Refuse,
     Send,
     Shutdown,
@@ -42,6 +43,7 @@ from twinpool.errors import (
     PeerLost,
     ProtocolError,
     RequestError,
+    RequestFailed,
     StrangerRefused,
     TwinpoolError,
     UnknownRequest,
@@ -78,7 +80,7 @@ class Coordinator:
         self._core = CoordinatorCore(config, eos_token_ids)
         self._own_counts: Counter[WorkerMetric] = Counter()
         self._junk_log = JunkLog(log)
-        self._exposition = Exposition(self._core, self._own_counts)
+        self._exposition = Exposition(self._core, self._own_counts, self.now)
         self._streams: dict[str, OutputStream] = {}
         self._refusals: dict[str, RequestError] = {}
         self._events: deque[Event] = deque()
@@ -142,6 +144,10 @@ class Coordinator:
         worker = self._core.registry.get(worker_id)
         if worker is not None and worker.info.pid == pid:
             self._handle(WorkerLost(worker_id, worker.incarnation, reason))
+
+    def pool_given_up(self, role: Role, reason: str) -> None:
+        """Nobody starts workers of this role any more: what waits for them ends at once, unless others have joined."""
+        self._handle(PoolGivenUp(role, reason))
 
     # ── Service ─────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -243,10 +249,23 @@ class Coordinator:
                 self._carry_out(command)
             except InvariantViolation:
                 self._violated(event)
+                if isinstance(command, Emit):
+                    self._break_off(command)
 
     def _violated(self, event: Event) -> None:
         self._own_counts[WorkerMetric.INVARIANT_VIOLATIONS] += 1
         log.exception("a bug in Twinpool, at %s", type(event).__name__)
+
+    def _break_off(self, emit: Emit) -> None:
+        """The outputs of that request do not add up, a bug of ours: reader and workers are told that it ends."""
+        error = RequestFailed("the server lost track of the answer, which is a bug in Twinpool; try again")
+        if (stream := self._streams.get(emit.request_id)) is None:
+            return
+        stream.break_off(error)
+        if emit.output.finish is None:
+            self._handle(Cut(emit.request_id, error))
+        else:
+            del self._streams[emit.request_id]
 
     def _carry_out(self, command: Command) -> None:
         match command:
@@ -266,9 +285,9 @@ class Coordinator:
         stream = self._streams.get(request_id)
         if stream is None:
             raise InvariantViolation(f"an output for {request_id}, which nobody reads")
+        stream.put(output)
         if output.finish is not None:
             del self._streams[request_id]
-        stream.put(output)
 
     def _send(self, worker_id: str, incarnation: str, message: Message) -> None:
         assert self._channel is not None

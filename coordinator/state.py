@@ -188,7 +188,7 @@ class CoordinatorCore:
     def _start(self, request: Request, route: Route, now: float) -> None:
         num_tokens = request.num_tokens
         if request.attempt == 0:
-            request.account.serve(num_tokens)
+            self._custody.serve(request, num_tokens)
             self.tally.timings[Timing.QUEUE].observe(now - request.submission.tokenized_at)
         request.attempt += 1
         request.num_emitted_at_start = len(request.emitted)

@@ -22,6 +22,7 @@ class OutputStream:
         self._finish: FinishReason | None = None
         self._error: RequestError | None = None
         self._is_over = False
+        self._is_broken = False
         self._waiter: asyncio.Future[None] | None = None
 
     def put(self, output: Output) -> None:
@@ -30,6 +31,8 @@ class OutputStream:
         Raises:
             InvariantViolation: the tokens do not follow those before, or the stream has ended.
         """
+        if self._is_broken:
+            return
         if self._finish is not None:
             raise InvariantViolation(f"an output at {output.first_index} behind the last one of its stream")
         if output.first_index != self._first_index + len(self._token_ids):
@@ -37,6 +40,12 @@ class OutputStream:
             raise InvariantViolation(f"an output starts at token {output.first_index}, expected {expected}")
         self._token_ids += output.token_ids
         self._finish, self._error = output.finish, output.error
+        self._wake()
+
+    def break_off(self, error: RequestError) -> None:
+        """Ends the stream with an error, whatever else is put in: what came does not add up."""
+        self._is_broken = True
+        self._finish, self._error = FinishReason.ERROR, error
         self._wake()
 
     def close(self) -> None:

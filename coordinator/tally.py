@@ -15,6 +15,10 @@ _SLOW_S = (
     0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 0.75, 1.0, 1.5, 2.5, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0,
 )  # fmt: skip
 
+MAX_GONE_NAMES = 256
+OTHERS = "(others)"
+"""No worker has this name: parentheses are not allowed in one."""
+
 
 class Histogram:
     """How often a duration fell between bounds. `counts[i]` are those up to `bounds_s[i]`; the last has none."""
@@ -37,7 +41,9 @@ class Tally:
         self._counts: Counter[tuple[CoordinatorMetric, str]] = Counter()
         self.timings = {t: Histogram(_FAST_S if t is Timing.ITL else _SLOW_S) for t in Timing}
         self.gone_workers: dict[tuple[str, Role], Counter[str]] = {}
-        """Sums of the counters of past processes, by (worker id, role): a restart makes no counter fall."""
+        """Sums of the counters of past processes, by (worker id, role): a restart makes no counter fall. Of names
+        that were not seen for longest, beyond `MAX_GONE_NAMES`, one sum per role is kept, as `OTHERS`.
+        """
 
     def add(self, metric: CoordinatorMetric, label: str = "", amount: int = 1) -> None:
         """Counts; `label` is the value of the metric's one label, if it has one."""
@@ -53,4 +59,11 @@ class Tally:
 
     def retire_worker(self, worker_id: str, role: Role, counters: dict[str, float]) -> None:
         """The process is gone; these were its counters."""
-        self.gone_workers.setdefault((worker_id, role), Counter()).update(counters)
+        sums = self.gone_workers.pop((worker_id, role), Counter())
+        sums.update(counters)
+        self.gone_workers[worker_id, role] = sums
+        names = [key for key in self.gone_workers if key[0] != OTHERS]
+        if len(names) > MAX_GONE_NAMES:
+            oldest = names[0]
+            others = self.gone_workers.setdefault((OTHERS, oldest[1]), Counter())
+            others.update(self.gone_workers.pop(oldest))

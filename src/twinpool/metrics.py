@@ -67,6 +67,7 @@ class CoordinatorMetric(StrEnum):
     REFUSED = "admission_refused_total"
     DEADLINES_MISSED = "deadlines_missed_total"
     RETRIES_REFUSED = "retries_refused_total"
+    TENANT_TOKENS = "tenant_tokens_served_total"
     PROMPT_TOKENS = "admitted_prompt_tokens_total"
     TOKENS_DELIVERED = "delivered_tokens_total"
     TOKENS_BEHIND_STOP = "delivered_tokens_behind_stop_total"
@@ -83,6 +84,7 @@ COORDINATOR_METRIC_HELP: dict[CoordinatorMetric, str] = {
     CoordinatorMetric.REFUSED: "Requests that were refused at once, by reason.",
     CoordinatorMetric.DEADLINES_MISSED: "Admitted requests whose deadline came before their answer was complete.",
     CoordinatorMetric.RETRIES_REFUSED: "Lost requests that were not started again: the retry budget was used up.",
+    CoordinatorMetric.TENANT_TOKENS: "Prompt tokens sent to workers and output tokens delivered, each once, by tenant.",
     CoordinatorMetric.PROMPT_TOKENS: "Prompt tokens of admitted requests.",
     CoordinatorMetric.TOKENS_DELIVERED: "Output tokens handed to the gateway, each once.",
     CoordinatorMetric.TOKENS_BEHIND_STOP: "Of these, tokens behind a stop string: no client got them.",
@@ -98,9 +100,13 @@ COORDINATOR_METRIC_HELP: dict[CoordinatorMetric, str] = {
 class Gauge(StrEnum):
     """What the coordinator shows of the present moment."""
 
+    HEALTHY = "healthy"
     LIVE = "requests_live"
     QUEUE_REQUESTS = "queue_requests"
     QUEUE_TOKENS = "queue_prompt_tokens"
+    QUEUE_OF_TENANT = "tenant_queue_requests"
+    RETRY_BUDGET = "retry_budget_left"
+    CANCELLED_RUNNING = "cancelled_attempts_held"
     WORKERS = "workers"
     LEGS = "worker_attempts_held"
     RUNNING = "worker_sequences_running"
@@ -111,9 +117,13 @@ class Gauge(StrEnum):
 
 
 GAUGE_HELP: dict[Gauge, str] = {
+    Gauge.HEALTHY: "1 while work makes progress or there is none, else 0.",
     Gauge.LIVE: "Requests by state.",
     Gauge.QUEUE_REQUESTS: "Requests that wait for a worker.",
     Gauge.QUEUE_TOKENS: "Prompt tokens that wait for a worker.",
+    Gauge.QUEUE_OF_TENANT: "Requests that wait for a worker, by tenant.",
+    Gauge.RETRY_BUDGET: "Lost requests that may still be started again.",
+    Gauge.CANCELLED_RUNNING: "Attempts that a worker was told to cancel and has not let go of yet.",
     Gauge.WORKERS: "Live workers by role.",
     Gauge.LEGS: "Attempts for which the worker holds something.",
     Gauge.RUNNING: "Sequences that the worker runs.",

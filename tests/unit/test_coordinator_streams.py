@@ -68,7 +68,7 @@ def test_nothing_may_follow_the_last_output() -> None:
 
 def test_a_restarted_worker_makes_no_counter_fall() -> None:
     driver = CoreDriver()
-    exposition = Exposition(driver.core, Counter({WorkerMetric.JUNK_MESSAGES: 2}))
+    exposition = Exposition(driver.core, Counter({WorkerMetric.JUNK_MESSAGES: 2}), lambda: driver.now)
     seen = []
     for incarnation, values in (("a", (5.0, 9.0)), ("b", (1.0,))):
         driver.join("P", Role.PREFILL, incarnation)
@@ -88,7 +88,7 @@ def test_the_metrics_count_what_lives_and_waits() -> None:
     driver.heartbeat("P", "D")
     driver.submit("a", num_prompt=10)
     driver.submit("b", num_prompt=20)
-    exposition = Exposition(driver.core, Counter())
+    exposition = Exposition(driver.core, Counter(), lambda: driver.now)
     assert sample(exposition, 'twinpool_requests_live{state="prefilling"}') == 1.0
     assert sample(exposition, 'twinpool_requests_live{state="queued"}') == 1.0
     assert sample(exposition, "twinpool_queue_prompt_tokens") == 20.0
