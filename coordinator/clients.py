@@ -92,12 +92,13 @@ class Clients:
                 CoordinatorMetric.TOKENS_BEHIND_STOP, amount=len(request.emitted) - timeline.num_output_tokens
             )
             self._custody.end(request, Move.FINISH, FinishReason.STOP, now, is_silent=True)
-        else:  # its reader is behind: whatever ended the request, the client has a complete answer
+        else:
             unused = max(0, timeline.num_output_tokens - num_output_tokens)
             self._tally.add(CoordinatorMetric.TOKENS_BEHIND_STOP, amount=unused)
             timeline.num_output_tokens -= unused
             self._accounts.give_back(timeline.tenant, unused, now)
-            timeline.finish = FinishReason.STOP
+            if timeline.finish is FinishReason.LENGTH:
+                timeline.finish = FinishReason.STOP
 
     def abandoned(self, request_id: str, now: float) -> None:
         """The client has left."""

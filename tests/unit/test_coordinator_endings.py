@@ -61,6 +61,24 @@ def test_a_stop_string_found_after_the_last_token_corrects_the_count(driver: Cor
     driver.assert_empty()
 
 
+def test_a_stop_string_found_after_the_time_was_up_is_what_the_client_pays_for(driver: CoreDriver) -> None:
+    """Its reader is behind: it finds the end of the answer before it sees that the time is up."""
+    driver.submit(max_tokens=9)
+    driver.token("P", 0)
+    driver.handoff()
+    for index in (1, 2, 3):
+        driver.token("D", index)
+    driver.do(Shutdown())
+    assert driver.finish() is FinishReason.TIMEOUT
+    driver.complete(2)
+    driver.answer_cancels()
+    timeline = driver.core.timeline("r")
+    assert timeline is not None
+    assert timeline.num_output_tokens == 2
+    assert driver.count(CoordinatorMetric.TOKENS_BEHIND_STOP) == 2
+    driver.assert_empty()
+
+
 def test_draining_admits_nothing_and_finishes_what_runs(driver: CoreDriver) -> None:
     driver.submit("a", max_tokens=1)
     driver.do(Drain())
