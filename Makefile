@@ -1,6 +1,6 @@
 # `make help` lists what there is. Everything runs in .venv, which `make setup` creates.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check lint types imports format serve clean
+.PHONY: help setup demo test check lint types imports format serve chaos storm overload canary clean
 PYTHON_BIN := .venv/bin/python
 export HF_HUB_OFFLINE ?= 1
 
@@ -32,6 +32,18 @@ check: lint types imports test ## lint, types, import contract, tests
 
 format: setup ## rewrite the code as ruff formats it
 	@.venv/bin/ruff check --fix . ; .venv/bin/ruff format .
+
+chaos: setup ## prove it: no stream lost or doubled while workers are killed and frozen for 3 minutes
+	@$(PYTHON_BIN) -m twinpool.bench.chaos $(ARGS)
+
+storm: setup ## prove it: clients that leave cost those that stay nothing (2 minutes)
+	@$(PYTHON_BIN) -m twinpool.bench.storm $(ARGS)
+
+overload: setup ## prove it: at twice its capacity a server keeps its promises to whom it lets in (2 minutes)
+	@$(PYTHON_BIN) -m twinpool.bench.overload $(ARGS)
+
+canary: setup ## prove it: the same prompts have the same tokens through a soak of 20 minutes
+	@$(PYTHON_BIN) -m twinpool.bench.canary $(ARGS)
 
 clean: ## remove .venv and caches (not the model in your cache directory)
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache build *.egg-info
