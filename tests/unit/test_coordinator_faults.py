@@ -289,3 +289,20 @@ def test_a_request_that_waited_for_lost_workers_is_told_what_is_missing() -> Non
     assert isinstance(error, NoWorker)
     assert "the decode pool is empty" in error.message
     driver.assert_empty()
+
+
+def test_prefills_word_of_a_revoked_grant_does_not_charge_a_preemption() -> None:
+    """Decode takes a grant back to preempt; prefill's word of that may overtake decode's own."""
+    driver = CoreDriver(max_attempts=1)
+    driver.pair()
+    driver.submit(max_tokens=5)
+    driver.grant()
+    driver.dropped("P", "revoked")
+    assert driver.state() is RequestState.PREFILLING
+    driver.dropped("D", "preempted")
+    driver.advance(0.2)
+    assert driver.state() is RequestState.PREFILLING
+    driver.token("P", 0, FinishReason.STOP, attempt=2)
+    driver.answer_cancels()
+    assert driver.state() is RequestState.COMPLETED
+    driver.assert_empty()
