@@ -183,6 +183,7 @@ class World:
         self._config = config or SchedulerConfig(token_budget=16, headroom_tokens=4)
         self._queues: dict[tuple[object, ...], deque[Delivery]] = {}
         self.workers: dict[Identity, Worker] = {}
+        self._frozen: set[Identity] = set()
         num_decoding = num_workers.get(Role.DECODE, 0) + num_workers.get(Role.COLOCATED, 0)
         max_in_flight = 2 * num_decoding * self._config.max_num_seqs
         self.coordinator = FakeCoordinator(self._to_worker, self._choose, max_in_flight)
@@ -216,6 +217,10 @@ class World:
             if other is not heir:
                 self.post((other.identity, "peers"), partial(self._replace_peer, other, worker, heir))
 
+    def freeze(self, worker: Worker) -> None:
+        """The process stands still: it hears, says, writes and computes nothing, and nobody is told."""
+        self._frozen.add(worker.identity)
+
     def of_role(self, role: Role) -> list[Worker]:
         """The workers of a role."""
         return [worker for worker in self.workers.values() if worker.role is role]
@@ -225,9 +230,13 @@ class World:
         self.now += TURN_S
         if self.now - self._ticked_at >= TICK_S:
             self._tick()
-        workers = self.workers.values()
+        workers = [worker for identity, worker in self.workers.items() if identity not in self._frozen]
         choices: list[Callable[[], bool | None]] = []
-        choices += [partial(self._deliver, connection) for connection in self._queues]
+        choices += [
+            partial(self._deliver, connection)
+            for connection in self._queues
+            if connection[0] not in self._frozen or connection[1] == "coordinator"
+        ]
         choices += [worker.start_step for worker in workers if worker.has_news and not worker.is_stepping]
         wires = [wire for worker in workers for wire in worker.wires.values() if wire.is_busy]
         choices += [partial(wire.move, self.random) for wire in wires]
@@ -332,6 +341,6 @@ class World:
 
     def _tick(self) -> None:
         self._ticked_at = self.now
-        for worker in self.workers.values():
+        for worker in [w for identity, w in self.workers.items() if identity not in self._frozen]:
             worker.answer_verifications()
             worker.take(Tick())

@@ -49,11 +49,13 @@ class Server:
     def log(self) -> str:
         return self.log_path.read_text(errors="replace")
 
+    # No certificates are loaded for plain HTTP: that would take 30 ms, each time.
+
     def get(self, path: str) -> httpx.Response:
-        return httpx.get(self.url + path, timeout=10.0)
+        return httpx.get(self.url + path, timeout=10.0, verify=False)
 
     def post(self, path: str, body: dict[str, object], timeout_s: float = 120.0) -> httpx.Response:
-        return httpx.post(self.url + path, json=body, timeout=timeout_s)
+        return httpx.post(self.url + path, json=body, timeout=timeout_s, verify=False)
 
     def metric(self, name: str, **labels: str) -> float:
         """The sum of all samples of `name` whose labels include `labels`."""

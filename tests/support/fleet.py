@@ -1,0 +1,117 @@
+"""Servers that the cases share: a tiny model behind real processes, one deployment per transport."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from support.server import Server, serving, wait_for
+from support.visitors import ask
+from twinpool.config import TransportName
+from twinpool.kv_transfer import transports
+
+TRANSPORTS = ("shm", "tcp", "ucx")
+NUM_BLOCKS = 128
+BLOCK_SIZE = 8
+NUM_SLOTS = 8
+SETTINGS = (
+    "--dtype=float32", f"--block-size={BLOCK_SIZE}", f"--num-blocks={NUM_BLOCKS}", "--max-model-len=1024",
+    "--token-budget=16", f"--max-num-seqs={NUM_SLOTS}", "--headroom-tokens=16", "--transfer-timeout=3",
+    "--threads=1", "--no-pin", "--strict", "--drain=1",
+)  # fmt: skip
+LATE = "--faults=late=0.01"
+"""Every push waits this long, one after the other: a transfer takes long enough to leave in it, and to die."""
+CANARY: dict[str, list[int]] = {}
+BROKEN = "--faults=late=0.005,corrupt=0.15,drop=0.05,seed=3"
+
+
+class Fleet:
+    """The servers of a session, by their arguments."""
+
+    def __init__(self, logs: Path, model: Path) -> None:
+        self.model = model
+        self._logs = logs
+        self._stack = ExitStack()
+        self._servers: dict[tuple[str, ...], Server] = {}
+
+    def server(self, *arguments: str) -> Server:
+        """The one with these arguments, ready and with every worker in place."""
+        if arguments not in self._servers:
+            command = (str(self.model), "--served-model-name=tiny", *SETTINGS, *arguments)
+            self._servers[arguments] = self._stack.enter_context(
+                serving(self._logs, *command, environment={"PYTHONHASHSEED": "random"})
+            )
+        server = self._servers[arguments]
+        wait_for("every worker has joined", lambda: is_whole(server, arguments), 60)
+        return server
+
+    def close(self) -> None:
+        """Stops them all."""
+        self._stack.close()
+
+
+def is_whole(server: Server, arguments: tuple[str, ...]) -> bool:
+    """Whether all the workers that were asked for have joined, and are linked."""
+    wanted = {key: int(value) for key, _, value in (a.partition("=") for a in arguments) if value.isdecimal()}
+    prefill, decode = wanted.get("--prefill", 0), wanted.get("--decode", 0)
+    num_workers = prefill + decode + wanted.get("--colocated", 0)
+    metrics = server.get("/metrics").text
+    return (
+        server.metric("twinpool_workers") == num_workers
+        and metrics.count("\ntwinpool_link_gb_per_s{") == prefill * decode
+    )
+
+
+def require(name: str) -> None:
+    """Skips the test where a transport cannot run."""
+    if (reason := transports.available()[TransportName(name)]) is not None:
+        pytest.skip(f"{name} is not usable here: {reason}")
+
+
+def split_server(fleet: Fleet, transport: str) -> Server:
+    """Two prefill workers and one decode worker over a slow link."""
+    require(transport)
+    return fleet.server("--prefill=2", "--decode=1", f"--transport={transport}", LATE)
+
+
+def broken_server(fleet: Fleet, transport: str) -> Server:
+    """Two pools over a link that flips bytes and loses pushes, and enough attempts to get through in the end."""
+    require(transport)
+    return fleet.server("--prefill=1", "--decode=1", f"--transport={transport}", BROKEN, "--max-attempts=60")
+
+
+def is_colocated(server: Server) -> bool:
+    """Whether its workers do both."""
+    return server.metric("twinpool_workers", role="colocated") > 0
+
+
+def num_live(server: Server) -> int:
+    """Requests that have not reached their end."""
+    samples = [
+        line
+        for line in server.get("/metrics").text.splitlines()
+        if line.startswith("twinpool_requests_live{")
+    ]
+    return sum(int(float(line.rpartition(" ")[2])) for line in samples)
+
+
+def assert_returned(server: Server, limit_s: float = 15.0) -> None:
+    """Waits until nothing is held anywhere: no live request, no attempt on a worker, no block."""
+    wait_for("no request lives", lambda: num_live(server) == 0, limit_s)
+    wait_for(
+        "no worker holds an attempt", lambda: server.metric("twinpool_worker_attempts_held") == 0, limit_s
+    )
+    server.wait_until_empty(limit_s)
+    free = sum(server.metric("twinpool_kv_blocks", state=state) for state in ("free", "cached"))
+    assert free == NUM_BLOCKS * server.metric("twinpool_workers")
+    for never in ("duplicate_tokens", "protocol_faults", "decode_pool_prompt_tokens", "invariant_violations"):
+        assert server.metric(f"twinpool_{never}_total") == 0, never
+
+
+def assert_canary(server: Server) -> None:
+    """One prompt has one answer, whatever happened before it, on every server of this model."""
+    answer = ask(server, prompt="The canary sings", max_tokens=12, ignore_eos=True)
+    assert answer.token_ids == CANARY.setdefault("tokens", answer.token_ids)
+    assert len(answer.token_ids) == 12
