@@ -29,11 +29,8 @@ HANDSHAKE_LIMIT_MS = 5_000
 RECONNECT_MS = 250
 LONGEST_RECONNECT_MS = 2_000
 
-_FAILED = (
-    zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
-    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
-    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
-)
+_BEGUN = zmq.EVENT_ACCEPTED | zmq.EVENT_CONNECTED
+_WATCHED = _BEGUN | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
 _ZAP_ADDRESS = "inproc://zeromq.zap.01"
 _ADMIT, _TURN_AWAY = (b"200", b"OK"), (b"400", b"another join token")
 
@@ -62,8 +59,10 @@ class Channel:
         self._loop = asyncio.get_running_loop()
         self._drain_scheduled = False
         self._closed = False
-        self._monitor = self._socket.get_monitor_socket(_FAILED | zmq.EVENT_HANDSHAKE_SUCCEEDED)
+        self._greeting: dict[int, None] = {}
+        self._monitor = self._socket.get_monitor_socket(_WATCHED)
         self._loop.add_reader(self._monitor.fileno(), self._watch)
+        self._loop.call_soon(self._watch)  # zmq wakes only a reader that has found nothing before
 
     def _listen(self) -> None:
         self._loop.add_reader(self._socket.fileno(), self._drain)
@@ -75,7 +74,21 @@ class Channel:
                 event = parse_monitor_message(self._monitor.recv_multipart(zmq.NOBLOCK))
             except zmq.Again:
                 return
-            self._handshake_ended(succeeded=not event["event"] & _FAILED)
+            self._look_at(event["event"], int(event["value"]))
+
+    def _look_at(self, event: int, descriptor: int) -> None:
+        """Keeps `_greeting`, the connections whose handshake is not over. zmq does not say whose has succeeded: it is
+        the latest, for the others' would have, had they the token.
+        """
+        if event & _BEGUN:
+            self._greeting[descriptor] = None
+        elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+            if self._greeting:
+                self._greeting.popitem()
+            self._handshake_ended(succeeded=True)
+        elif descriptor in self._greeting:
+            del self._greeting[descriptor]
+            self._handshake_ended(succeeded=False)
 
     def _handshake_ended(self, succeeded: bool) -> None:
         """A connection is up, or is given up because the other side has another token or is no channel at all."""
@@ -251,9 +264,10 @@ class _Doorkeeper:
         self._socket = context.socket(zmq.REP)
         self._socket.bind(_ZAP_ADDRESS)
         loop.add_reader(self._socket.fileno(), self._answer)
+        loop.call_soon(self._answer)
 
     def _answer(self) -> None:
-        while True:
+        while not self._socket.closed:
             try:
                 version, request_id, _domain, _address, _identity, mechanism, *proofs = (
                     self._socket.recv_multipart(zmq.NOBLOCK)

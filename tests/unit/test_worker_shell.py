@@ -8,9 +8,11 @@ import threading
 import pytest
 from support.join_token import TEST_TOKEN
 
+from twinpool.channel import RouterChannel
 from twinpool.config import LinkConfig, Role, TransportName
 from twinpool.engine.batch import StepBatch, StepOutput
-from twinpool.errors import InvariantViolation, StepStuck
+from twinpool.errors import InvariantViolation, StepStuck, StrangerRefused, WorkerDenied
+from twinpool.join_token import JoinToken
 from twinpool.kv_transfer.connector import BlockRange, KVRegion, LocalEnd
 from twinpool.layout import Dtype, KVLayout
 from twinpool.messages import PeerInfo, Register, WorkerStats
@@ -75,7 +77,12 @@ class StuckRunner:
         return StepOutput({}, 0.0)
 
 
-def shell_of(core: Core, runner: Runner | None = None, step_timeout_s: float = 60.0) -> WorkerShell:
+def shell_of(
+    core: Core,
+    runner: Runner | None = None,
+    step_timeout_s: float = 60.0,
+    coordinator: str = "tcp://127.0.0.1:1",
+) -> WorkerShell:
     """A decode worker whose coordinator never answers."""
     return WorkerShell(
         WorkerParts(
@@ -83,7 +90,7 @@ def shell_of(core: Core, runner: Runner | None = None, step_timeout_s: float = 6
             runner=runner or NoRunner(),
             pool=pool(),
             register=Register("decode-0", "b1", Role.DECODE, 1, "", "model", LAYOUT, NUM_BLOCKS, 8, 1),
-            link=LinkConfig("tcp://127.0.0.1:1", "decode-0", TEST_TOKEN),
+            link=LinkConfig(coordinator, "decode-0", TEST_TOKEN),
             settings=settings("decode-0"),
             peer_bind="tcp://127.0.0.1:*",
             step_timeout_s=step_timeout_s,
@@ -164,6 +171,22 @@ async def test_a_coordinator_that_does_not_answer_is_named_ever_more_rarely(
     await running
     assert "no coordinator answers at tcp://127.0.0.1:1" in caplog.text
     assert len(caplog.records) <= 6
+
+
+async def test_a_worker_with_another_token_is_told_so_and_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("twinpool.worker.shell.MOST_REFUSALS", 2)
+    others: list[object] = []
+
+    def keep(*what: object) -> None:
+        others.append(what)
+
+    with RouterChannel("tcp://127.0.0.1:*", JoinToken.fresh(), keep, keep) as coordinator:
+        async with asyncio.timeout(10):
+            with pytest.raises(
+                WorkerDenied, match=rf"{coordinator.endpoint} does not accept this join token"
+            ):
+                await shell_of(Core(), coordinator=coordinator.endpoint).run()
+    assert {type(error) for _, error in others} == {StrangerRefused}  # type: ignore[misc]
 
 
 async def test_what_a_transport_drops_is_counted_once_as_a_stale_fence() -> None:
