@@ -194,24 +194,25 @@ class Client(Actor):
         if self.finish is FinishReason.CANCELLED and not self._has_parted:
             raise Broken("an end says why", f"{self.name} is cancelled, and nobody asked for it")
 
-    def check_end(self, core: CoordinatorCore) -> None:
-        """At the end: the coordinator's record of the request is what the client saw, and attempts were bounded."""
+    def check_end(self, core: CoordinatorCore, preempted: set[int]) -> None:
+        """At the end: the coordinator's record of the request is what the client saw, and its attempts were bounded.
+
+        Those that a worker said it `preempted` do not count.
+        """
         if self.is_refused:
             return
         timeline = core.timeline(self.name)
         if timeline is None or timeline.state is not self.state:
             raise Broken("one terminal state", f"{self.name} saw {self.state}, recorded is {timeline}")
-        num_billed = min(self.num_emitted, len(self.tokens)) if self._is_completed else self.num_emitted
+        num_billed = len(self.tokens) if self._is_completed else self.num_emitted
         if timeline.num_output_tokens != num_billed:
             raise Broken(
                 "usage once", f"{self.name} got {num_billed}, billed are {timeline.num_output_tokens}"
             )
         if self._is_completed and len(self.tokens) != self.num_wanted:
+            raise Broken("stop strings", f"{self.name} ends at {len(self.tokens)}, wanted {self.num_wanted}")
+        charged = {attempt.number for attempt in timeline.attempts} - preempted
+        if len(charged) > self._world.scenario.coordinator.max_attempts:
             raise Broken(
-                "stop strings", f"{self.name} stopped at {len(self.tokens)}, wanted {self.num_wanted}"
-            )
-        num_charged = sum(1 for attempt in timeline.attempts if not attempt.ended.startswith("preempted"))
-        if num_charged > self._world.scenario.coordinator.max_attempts:
-            raise Broken(
-                "bounded attempts", f"{self.name} was started {num_charged} times: {timeline.attempts}"
+                "bounded attempts", f"{self.name} was started {len(charged)} times: {timeline.attempts}"
             )

@@ -10,6 +10,7 @@ from twinpool.coordinator.events import (
     Emit,
     EndProcess,
     Event,
+    FromWorker,
     Note,
     Refuse,
     Send,
@@ -18,6 +19,7 @@ from twinpool.coordinator.events import (
 )
 from twinpool.coordinator.state import CoordinatorCore
 from twinpool.errors import InvariantViolation
+from twinpool.messages import Dropped, DropReason
 from twinpool.metrics import CoordinatorMetric
 from world.model import EOS
 from world.schedule import Actor
@@ -38,6 +40,8 @@ class CoordinatorProcess(Actor):
         self._world = world
         self.core = CoordinatorCore(world.scenario.coordinator, (EOS,))
         self.clients: dict[str, Client] = {}
+        self._live: dict[str, None] = {}
+        self._preempted: dict[str, set[int]] = {}
         self._events: deque[Event] = deque()
         self._is_handling = False
 
@@ -61,6 +65,9 @@ class CoordinatorProcess(Actor):
     def _handle_one(self, event: Event) -> None:
         schedule, story = self._world.schedule, self._world.story
         story.tell(schedule.now, self.name, event)
+        match event:
+            case FromWorker(message=Dropped(key=(request_id, attempt), reason=DropReason.PREEMPTED)):
+                self._preempted.setdefault(request_id, set()).add(attempt)
         try:
             commands = self.core.handle(event, schedule.now)
             self.core.check()
@@ -69,6 +76,18 @@ class CoordinatorProcess(Actor):
         for command in commands:
             story.tell(schedule.now, self.name, command)
             self._carry_out(command)
+        self._check_ended()
+
+    def _check_ended(self) -> None:
+        """A request that has just ended is worked on nowhere, apart from processes that are given up."""
+        live = self.core._custody.requests
+        for request_id in [request_id for request_id in self._live if request_id not in live]:
+            del self._live[request_id]
+            for worker in self._world.workers.values():
+                if self.core.registry.live(*worker.identity) and worker.works_on(request_id):
+                    raise Broken("who has ended owns nothing", f"{worker.name} still works on {request_id}")
+        if len(live) > len(self._live):
+            self._live.update(dict.fromkeys(live))
 
     def _carry_out(self, command: Command) -> None:
         match command:
@@ -94,7 +113,7 @@ class CoordinatorProcess(Actor):
         ends: dict[str, int] = {}
         num_tokens = 0
         for client in self.clients.values():
-            client.check_end(self.core)
+            client.check_end(self.core, self._preempted.get(client.name, set()))
             ends[client.state] = ends.get(client.state, 0) + 1
             num_tokens += client.num_emitted
         counted = {state: n for state, n in tally.counts(CoordinatorMetric.REQUESTS).items() if n}

@@ -7,7 +7,7 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from twinpool.coordinator.events import FromWorker
-from twinpool.messages import Message, decode, encode
+from twinpool.messages import Message, Register, decode, encode
 from world.schedule import Actor, Schedule
 
 if TYPE_CHECKING:
@@ -34,7 +34,13 @@ class Network:
         """A worker speaks to the coordinator."""
         coordinator, received = self._world.coordinator, decode(encode(message))
         event = FromWorker(*sender.identity, received)
-        self._carry((sender.identity, coordinator.name), coordinator, lambda: coordinator.handle(event))
+
+        def deliver() -> None:
+            # An offer does not outlive its process: it would drive out the one that has come in its place.
+            if sender.is_alive or not isinstance(message, Register):
+                coordinator.handle(event)
+
+        self._carry((sender.identity, coordinator.name), coordinator, deliver)
 
     def to_worker(self, receiver: WorkerProcess, message: Message) -> None:
         """The coordinator speaks to a worker."""

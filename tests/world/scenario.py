@@ -131,9 +131,10 @@ def _asks(dice: Random, scenario: Scenario) -> tuple[Ask, ...]:
     common = tuple(dice.randrange(1, VOCABULARY) for _ in range(dice.randrange(15)))
     most_tokens = scenario.num_blocks * scenario.block_size
     gap_s = dice.choice((0.0, 0.02, 0.15))
-    is_restless = dice.random() < 0.5
+    is_storm = dice.random() < 0.08
+    is_restless = is_storm or dice.random() < 0.5
     asks, at_s = [], 0.1
-    for number in range(dice.randint(2, 9)):
+    for number in range(dice.randint(15, 30) if is_storm else dice.randint(2, 9)):
         at_s += dice.random() * gap_s
         own = tuple(dice.randrange(1, VOCABULARY) for _ in range(dice.choice((1, 3, 9, 20, 33))))
         prompt = (common + own if dice.random() < 0.5 else own)[: most_tokens - 2]
@@ -158,7 +159,7 @@ def _asks(dice: Random, scenario: Scenario) -> tuple[Ask, ...]:
             whole, _ = ask.wanted()
             start = dice.randrange(len(whole))
             ask = replace(ask, stop="".join(map(text, whole[start : start + dice.choice((1, 2))])))
-        elif is_restless and dice.random() < 0.4:
+        elif is_restless and dice.random() < (0.9 if is_storm else 0.4):
             ask = replace(ask, parting=dice.choice(tuple(Parting)), parts_after_s=dice.random() ** 2 * 1.5)
         asks.append(ask)
     return tuple(asks)

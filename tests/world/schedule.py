@@ -16,6 +16,7 @@ class Actor:
         self.name = name
         self.is_alive = True
         self.is_frozen = False
+        self.was_frozen = False
         self.held: deque[Action] = deque()
 
 

@@ -26,6 +26,7 @@ from twinpool.messages import (
 )
 from twinpool.metrics import WorkerMetric
 from twinpool.prefill_pool.core import PrefillCore
+from twinpool.prefill_pool.handoff import HandoffState
 from twinpool.request import Job, RequestKey
 from twinpool.worker.core import (
     BlockPush,
@@ -162,11 +163,14 @@ class WorkerProcess(Actor):
     def _start_step(self) -> None:
         if self._is_stepping or not self.is_alive:
             return
+        running = self._running()
         try:
             plan = self.core.next_step(self._clock())
             self.core.check()
         except InvariantViolation as exc:
             raise Broken("the core's own books", f"{self.name} at planning: {exc}") from exc
+        if running and running[0] not in self._running():
+            raise Broken("the oldest goes on", f"{self.name} preempts {running[0]}, the oldest of {running}")
         if plan is not None:
             self._run_step(plan)
         for command in self.core.flush():
@@ -279,6 +283,32 @@ class WorkerProcess(Actor):
         assert isinstance(self.core, DecodeCore)
         held = self.core._ledger.reservation(fence)
         return held is not None and block_id in held.block_ids
+
+    def _running(self) -> list[RequestKey]:
+        """The sequences that generate here, oldest first."""
+        match self.core:
+            case DecodeCore():
+                return [sequence.key for sequence in self.core._scheduler]
+            case ColocatedCore():
+                return [sequence.key for sequence in self.core._decode]
+            case _:
+                return []
+
+    def works_on(self, request_id: str) -> bool:
+        """Whether something is computed, awaited or kept for that request here.
+
+        What prefill has sealed, or has given up and waits to be rid of, does not count.
+        """
+        match self.core:
+            case PrefillCore():
+                jobs = self.core._jobs.values()
+                keys = [job.key for job in jobs if not job.ending and job.state is not HandoffState.SEALED]
+            case DecodeCore():
+                arrivals = (*self.core._intake.waiting, *self.core._intake.granted)
+                keys = [*self._running(), *(arrival.key for arrival in arrivals)]
+            case ColocatedCore():
+                keys = [*self._running(), *(prompt.job.key for prompt in self.core._prefill)]
+        return any(key.request_id == request_id for key in keys)
 
     def blocks_wanted(self, job: Job) -> int:
         """The blocks that the job must have before decode may admit it (I5)."""

@@ -6,6 +6,7 @@ from random import Random
 
 from twinpool.config import Role
 from twinpool.coordinator.events import WorkerLost
+from twinpool.metrics import CoordinatorMetric
 from world.client import Client
 from world.coordinator import CoordinatorProcess
 from world.network import Network
@@ -98,10 +99,13 @@ class World:
 
     def _check_calm(self) -> None:
         """Where nothing went wrong nothing may be lost: only preemption starts a request anew."""
+        lost = self.coordinator.core.tally.counts(CoordinatorMetric.WORKERS_LOST)
+        if sum(lost.values()):
+            raise Broken("nothing is lost where nothing went wrong", f"workers: {lost}")
         for client in self.clients:
             timeline = self.coordinator.core.timeline(client.name)
             lost = [a.ended for a in timeline.attempts if a.ended] if timeline else []
-            if any(not ended.startswith("preempted") for ended in lost):
+            if any(not ended.startswith(("preempted", "revoked")) for ended in lost):
                 raise Broken("nothing is lost where nothing went wrong", f"{client.name}: {lost}")
 
     # ── processes ───────────────────────────────────────────────────────────────────────────────────────────
@@ -146,6 +150,8 @@ class World:
         """The coordinator has a process ended, if it is one of its own."""
         if self.scenario.is_ours:
             for worker in [w for w in self.workers.values() if (w.identity[0], w.pid) == (worker_id, pid)]:
+                if not worker.was_frozen:
+                    raise Broken("nobody healthy is given up", f"{worker.name} is to be ended")
                 self.kill(worker, "ended by the coordinator")
 
     # ── faults ──────────────────────────────────────────────────────────────────────────────────────────────
@@ -178,7 +184,7 @@ class World:
             case FaultKind.KILL:
                 self.kill(worker, "killed")
             case FaultKind.FREEZE if not worker.is_frozen:
-                worker.is_frozen = True
+                worker.is_frozen = worker.was_frozen = True
                 self.schedule.after(fault.for_s, self._fate, lambda: self._thaw(worker))
             case FaultKind.LEAVE if not worker.is_frozen:
                 worker.leave("told to")
