@@ -13,16 +13,18 @@ import fcntl
 import mmap
 import os
 import re
+import stat
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from twinpool.config import MOST_TOKENS
 from twinpool.errors import ConfigError, InvariantViolation, PeerLost, TransferError, TransportUnavailable
 from twinpool.kv_transfer.connector import BlockRange, KVRegion, LocalEnd, PushReport
 from twinpool.kv_transfer.plan import layer_group, runs
@@ -39,9 +41,11 @@ _MAP_AT_ONCE_BYTES = 32 << 20
 _MADV_POPULATE_WRITE = 23
 
 
-class _Address(msgspec.Struct, frozen=True):
-    path: str
-    num_blocks: int
+class _Address(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The name of the pool's file, and its blocks. No path: a sender opens nothing outside `_DIRECTORY`."""
+
+    name: Annotated[str, msgspec.Meta(pattern=rf"^{_PREFIX}(\.[A-Za-z0-9_-]{{1,64}}){{3}}$", max_length=255)]
+    num_blocks: Annotated[int, msgspec.Meta(ge=1, le=MOST_TOKENS)]
 
 
 def why_unavailable() -> str | None:
@@ -100,9 +104,9 @@ def sweep(deployment: str) -> list[str]:
     removed: list[str] = []
     for path in sorted(_DIRECTORY.glob(f"{_PREFIX}.{deployment}.*")):
         try:
-            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-        except (FileNotFoundError, PermissionError):
-            continue  # removed meanwhile, or another user's
+            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except OSError:
+            continue  # removed meanwhile, another user's, or no pool but a link
         try:
             if _owner_is_gone(fd, fcntl.LOCK_EX):
                 path.unlink(missing_ok=True)
@@ -128,11 +132,11 @@ class ShmReceiver:
         """
         if shared is None:
             raise TransportUnavailable("transport shm: this worker's KV pool is not in shared memory")
-        self._address = msgspec.msgpack.encode(_Address(str(shared.path), region.num_blocks))
+        self._address = msgspec.msgpack.encode(_Address(shared.path.name, region.num_blocks))
         self._expected: set[int] = set()
 
     def address(self) -> bytes:
-        """Path and size of the pool."""
+        """Name and size of the pool."""
         return self._address
 
     def expect(self, fence: int, writer: str, block_ids: Sequence[int]) -> None:  # noqa: ARG002
@@ -175,20 +179,21 @@ class ShmSender:
         self.layer_group = layer_group(region.layout, _MIN_COPY_BYTES, region.layout.num_layers)
         try:
             where = msgspec.msgpack.decode(address, type=_Address)
-            self._fd = os.open(where.path, os.O_RDWR | os.O_CLOEXEC)
+            path = _DIRECTORY / where.name
+            self._fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
         except (msgspec.DecodeError, msgspec.ValidationError) as exc:
             raise TransportUnavailable(f"transport shm: not an address of a shared pool: {exc}") from exc
         except FileNotFoundError as exc:
-            raise PeerLost(f"the shared pool {where.path} is gone, or on another host") from exc
+            raise PeerLost(f"the shared pool {path} is gone, or on another host") from exc
         except PermissionError as exc:
-            raise TransportUnavailable(f"transport shm: {where.path} belongs to another user") from exc
+            raise TransportUnavailable(f"transport shm: {path} belongs to another user") from exc
         except OSError as exc:
-            raise TransportUnavailable(f"transport shm: {where.path} cannot be opened: {exc}") from exc
-        self._peer = Path(where.path).name
+            raise TransportUnavailable(f"transport shm: {path} cannot be opened: {exc}") from exc
+        self._peer = where.name
         nbytes = where.num_blocks * self._layout.block_bytes
-        if (size := os.fstat(self._fd).st_size) < nbytes:
+        if (objection := _objection(os.fstat(self._fd), nbytes)) is not None:
             os.close(self._fd)
-            raise TransportUnavailable(f"transport shm: {where.path} has {size} bytes, not {nbytes}")
+            raise TransportUnavailable(f"transport shm: {path} {objection}")
         self._map = mmap.mmap(self._fd, nbytes)
         self._source = _by_layer(region.memory, self._layout)
         self._target = _by_layer(memoryview(self._map), self._layout)
@@ -264,6 +269,16 @@ class ShmSender:
             raise PeerLost(reason)
 
 
+def _objection(pool: os.stat_result, nbytes: int) -> str | None:
+    """What is wrong with a file that is to be a pool of this user's, and of nobody else's."""
+    if not stat.S_ISREG(pool.st_mode) or pool.st_uid != os.geteuid() or pool.st_mode & 0o077:
+        mode = stat.filemode(pool.st_mode)
+        return (
+            f"is {mode} of user {pool.st_uid}, not a file that user {os.geteuid()} alone may read and write"
+        )
+    return f"has {pool.st_size} bytes, not {nbytes}" if pool.st_size < nbytes else None
+
+
 def _owner_is_gone(fd: int, kind: int) -> bool:
     try:
         fcntl.flock(fd, kind | fcntl.LOCK_NB)
@@ -274,8 +289,8 @@ def _owner_is_gone(fd: int, kind: int) -> bool:
 
 
 def _require_space(nbytes: int) -> None:
-    stat = os.statvfs(_DIRECTORY)
-    free = stat.f_bavail * stat.f_frsize
+    disk = os.statvfs(_DIRECTORY)
+    free = disk.f_bavail * disk.f_frsize
     if nbytes + _SPARE_BYTES > free:
         raise ConfigError(
             f"the KV pool needs {nbytes / 1e6:.0f} MB and {_DIRECTORY} has {free / 1e6:.0f} MB free; "

@@ -23,7 +23,14 @@ from typing import Any
 from twinpool.errors import InvariantViolation, TransferError, TransportUnavailable
 from twinpool.kv_transfer.connector import KVRegion, LocalEnd
 from twinpool.kv_transfer.intake import check_expected
-from twinpool.kv_transfer.ucx_worker import MAX_BLOCKS, UcxWorker, buffer, layers_per_message, tag_of
+from twinpool.kv_transfer.ucx_worker import (
+    MAX_BLOCKS,
+    UcxWorker,
+    buffer,
+    layers_per_message,
+    pack_address,
+    tag_of,
+)
 
 _CANCEL_S = 2.0
 
@@ -54,7 +61,7 @@ class UcxReceiver:
 
     def address(self) -> bytes:
         """The UCX worker's address."""
-        return bytes(self._own_address)
+        return pack_address(bytes(self._own_address))
 
     def expect(self, fence: int, writer: str, block_ids: Sequence[int]) -> None:  # noqa: ARG002  the tag says it all
         """Posts a receive for every part. Raises InvariantViolation: a fence repeated, a block out of range."""

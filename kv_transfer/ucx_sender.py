@@ -10,7 +10,7 @@ from typing import Any
 from twinpool.errors import InvariantViolation, PeerLost
 from twinpool.kv_transfer.connector import BlockRange, KVRegion, LocalEnd, PushReport
 from twinpool.kv_transfer.pushes import PushLog, until_delivered
-from twinpool.kv_transfer.ucx_worker import UcxWorker, buffer, layers_per_message, tag_of
+from twinpool.kv_transfer.ucx_worker import UcxWorker, buffer, layers_per_message, tag_of, unpack_address
 
 _MAX_UNDER_WAY = 128
 
@@ -24,7 +24,8 @@ class UcxSender:
     name = "ucx"
 
     def __init__(self, address: bytes, region: KVRegion, end: LocalEnd) -> None:
-        """Raises TransportUnavailable if UCX cannot be used here, PeerLost if `address` leads nowhere."""
+        """Raises TransportUnavailable if UCX cannot be used here or `address` is none, PeerLost if it leads nowhere."""
+        receiver = unpack_address(address)
         self.layer_group = layers_per_message(region.layout)
         self._region = region
         self._loop = asyncio.get_running_loop()
@@ -38,7 +39,7 @@ class UcxSender:
         self._ucx = UcxWorker(end, self._pump)
         self._core = self._ucx.core
         try:
-            self._endpoint = self._ucx.connect(self._core.UCXAddress.create_from_buffer(address))
+            self._endpoint = self._ucx.connect(self._core.UCXAddress.create_from_buffer(receiver))
         except (self._core.UCXError, ValueError) as exc:
             self._ucx.close()
             raise PeerLost(f"no UCX worker can be reached at that address: {exc}") from exc

@@ -9,7 +9,10 @@ import asyncio
 import os
 from collections.abc import Callable
 from types import ModuleType
-from typing import Any
+from typing import Annotated, Any
+
+import msgspec
+from xxhash import xxh3_64_intdigest
 
 from twinpool.errors import TransportUnavailable
 from twinpool.kv_transfer.connector import LocalEnd
@@ -18,6 +21,7 @@ from twinpool.layout import KVLayout
 
 MAX_BLOCKS = 1 << 24
 """How many blocks a tag can tell apart."""
+MOST_ADDRESS_BYTES = 1 << 16
 
 _MIN_MESSAGE_BYTES = 128 << 10
 _MAX_GROUPS = 1 << 8
@@ -69,6 +73,29 @@ def tag_of(core: ModuleType, fence: int, block: int, group: int) -> Any:
 def layers_per_message(layout: KVLayout) -> int:
     """Layers that travel together: what makes a message worth its cost, and few enough parts for the tag."""
     return layer_group(layout, _MIN_MESSAGE_BYTES, _MAX_GROUPS)
+
+
+class _Address(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """UCX's own address of a worker, and its digest: UCX ends the process if it is given anything else."""
+
+    ucx: Annotated[bytes, msgspec.Meta(min_length=1, max_length=MOST_ADDRESS_BYTES)]
+    digest: int
+
+
+def pack_address(address: bytes) -> bytes:
+    """What travels of a UCX worker's address."""
+    return msgspec.msgpack.encode(_Address(address, xxh3_64_intdigest(address)))
+
+
+def unpack_address(packed: bytes) -> bytes:
+    """UCX's own address in it. Raises TransportUnavailable if it is none."""
+    try:
+        address = msgspec.msgpack.decode(packed, type=_Address)
+    except (msgspec.DecodeError, msgspec.ValidationError) as exc:
+        raise TransportUnavailable(f"transport ucx: not an address of a receiver: {exc}") from exc
+    if address.digest != xxh3_64_intdigest(address.ucx):
+        raise TransportUnavailable("transport ucx: the address of the receiver was changed on its way")
+    return address.ucx
 
 
 class UcxWorker:

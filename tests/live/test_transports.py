@@ -475,8 +475,33 @@ async def test_a_pool_that_does_not_fit_is_refused_with_numbers(monkeypatch: pyt
         shm.SharedPool(100_000_000, LocalEnd("decode-0", "a1", "test"))
 
 
-async def test_an_address_of_another_transport_is_refused() -> None:
+@pytest.mark.parametrize("name", ["shm", "tcp", "ucx"])
+async def test_an_address_of_another_transport_is_refused(name: str) -> None:
+    require(name)
     region = KVRegion(memoryview(bytearray(LAYOUT.block_bytes)), LAYOUT, 1)
-    for name in (TransportName.SHM, TransportName.TCP):
+    for junk in (b"", b"nonsense", msgspec.msgpack.encode({"ucx": b"nonsense", "digest": 7})):
         with pytest.raises(TransportUnavailable, match="address"):
-            await transports.sender(name, b"nonsense", region, LocalEnd("prefill-0", "b2"))
+            await transports.sender(TransportName(name), junk, region, LocalEnd("prefill-0", "b2"))
+
+
+async def test_a_pool_that_others_may_read_or_that_lies_elsewhere_is_not_written_to(tmp_path: Path) -> None:
+    require("shm")
+    region = KVRegion(memoryview(bytearray(LAYOUT.block_bytes)), LAYOUT, 1)
+    pool = shm.SharedPool(LAYOUT.block_bytes, LocalEnd("decode-0", "a1", f"test{os.getpid()}"))
+    address = shm.ShmReceiver(region, pool).address()
+    assert pool.path.stat().st_mode & 0o777 == 0o600
+    pool.path.chmod(0o640)
+    with pytest.raises(TransportUnavailable, match=r"is -rw-r----- .* alone may read and write"):
+        shm.ShmSender(address, region)
+    pool.path.chmod(0o600)
+    victim = tmp_path / "victim"
+    victim.write_bytes(bytes(LAYOUT.block_bytes))
+    link = pool.path.with_name(f"twinpool.test{os.getpid()}.decode-0.link")
+    link.symlink_to(victim)
+    for name in (link.name, str(victim), f"../..{victim}", "twinpool.a.b"):
+        with pytest.raises(TransportUnavailable, match=r"cannot be opened|not an address"):
+            shm.ShmSender(msgspec.msgpack.encode({"name": name, "num_blocks": 1}), region)
+    link.unlink()
+    with pytest.raises(TransportUnavailable, match=f"has {LAYOUT.block_bytes} bytes, not"):
+        shm.ShmSender(msgspec.msgpack.encode({"name": pool.path.name, "num_blocks": 2}), region)
+    pool.close()
