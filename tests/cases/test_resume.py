@@ -1,0 +1,168 @@
+"""Resume: whatever happens to a stream's workers, it goes on as if nothing had, once, and is billed once.
+
+Whatever sampling features come later join `FEATURES`, and with that go through every disturbance.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import uuid
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from support.fleet import Fleet, split_server
+from support.server import Server, wait_for
+from support.visitors import Answer, ask, stream
+
+NUM_TOKENS = 240
+FEATURES: dict[str, dict[str, Any]] = {
+    "greedy": {},
+    "temperature": {"temperature": 0.9, "seed": 7},
+    "top_p": {"temperature": 1.1, "top_p": 0.8, "seed": 8},
+    "top_k": {"temperature": 1.0, "top_k": 40, "seed": 9},
+    "min_p": {"temperature": 0.9, "min_p": 0.02, "seed": 10},
+    "stop string": {},
+    "stop token": {"temperature": 0.8, "seed": 11},
+    "min_tokens": {"temperature": 1.3, "seed": 12, "min_tokens": NUM_TOKENS - 20, "ignore_eos": False},
+}
+PROMPT = list(range(20, 140))
+Undisturbed = dict[str, tuple[dict[str, Any], Answer]]
+"""By feature: the request, and its answer."""
+
+
+def late_stop(name: str, server: Server, fields: dict[str, Any]) -> dict[str, Any]:
+    """The fields that end the answer in its last quarter, by what the model says there anyway."""
+    whole = ask(server, **fields)
+    if name == "stop string":
+        place = len(whole.text) * 3 // 4
+        return {"stop": [whole.text[place : place + 4]]}
+    if name == "stop token":
+        ids = whole.token_ids
+        late = next(i for i in range(NUM_TOKENS * 3 // 4, NUM_TOKENS) if ids.index(ids[i]) == i)
+        return {"stop_token_ids": [ids[late]]}
+    return {}
+
+
+@pytest.fixture(scope="module")
+def undisturbed(fleet: Fleet) -> Undisturbed:
+    """Each feature's request, and its answer on one worker, alone and streamed: the one that every other must equal."""
+    server = fleet.server("--colocated=1")
+    wanted = {}
+    for number, (name, feature) in enumerate(FEATURES.items()):
+        fields = {"prompt": [10 + number, *PROMPT], "max_tokens": NUM_TOKENS, "ignore_eos": True} | feature
+        fields |= late_stop(name, server, fields)
+        wanted[name] = (fields, stream(server, **fields))
+    for name, (_, answer) in wanted.items():
+        is_stopped = name in ("stop string", "stop token")
+        assert answer.finish == ("stop" if is_stopped else "length") or name == "min_tokens", name
+        assert NUM_TOKENS // 2 < len(answer.token_ids) <= NUM_TOKENS, name
+    return wanted
+
+
+@contextmanager
+def all_at_once(server: Server, undisturbed: Undisturbed) -> Iterator[list[str]]:
+    """Runs every feature's request at the same time, none of it cached; compares their answers at the end. Gives their
+    ids."""
+    run = uuid.uuid4().hex[:12]
+    ids = {name: f"{run}-{number}" for number, name in enumerate(undisturbed)}
+    with ThreadPoolExecutor(len(undisturbed)) as pool:
+        running = {
+            name: pool.submit(
+                stream, server, headers={"x-request-id": ids[name]}, cache_salt=run, **undisturbed[name][0]
+            )
+            for name in undisturbed
+        }
+        yield list(ids.values())
+        for name, future in running.items():
+            answer, wanted = future.result(), undisturbed[name][1]
+            assert answer.finish != "error", (name, answer.error)
+            assert answer.outcome == wanted.outcome, name
+
+
+def attempts(server: Server, request_id: str) -> list[dict[str, Any]]:
+    """Where a request was, and how each attempt but the last was lost."""
+    response = server.get(f"/v1/requests/{request_id}/timeline")
+    return list(response.json()["attempts"]) if response.status_code == 200 else []
+
+
+def disturb(server: Server, worker_id: str, how: signal.Signals) -> None:
+    """Sends that worker a signal."""
+    os.kill(server.worker_pids()[worker_id], how)
+
+
+def wait_for_tokens(server: Server, count: int) -> None:
+    """Waits until the workers have sampled so many tokens from now on."""
+    start = server.metric("twinpool_delivered_tokens_total")
+    wait_for("tokens", lambda: server.metric("twinpool_delivered_tokens_total") >= start + count, 30)
+
+
+def was_lost(server: Server, ids: list[str]) -> bool:
+    """Whether any of these requests had to be started again."""
+    return any(len(attempts(server, request_id)) > 1 for request_id in ids)
+
+
+def test_a_preempted_sequence_starts_over_or_asks_for_a_transfer_that_comes_only_once(
+    anywhere: Server, undisturbed: Undisturbed
+) -> None:
+    """L6, L7: eight sequences that grow to 46 blocks each in a pool of 128."""
+    before = anywhere.metric("twinpool_preemptions_total")
+    with all_at_once(anywhere, undisturbed) as ids:
+        pass
+    assert anywhere.metric("twinpool_preemptions_total") > before
+    assert was_lost(anywhere, ids)
+
+
+def test_a_killed_decode_worker_ends_its_streams_or_doubles_a_token(
+    split: Server, undisturbed: Undisturbed
+) -> None:
+    """P3, C5: SIGKILL of the only decode worker in mid-stream. A new process of the same name takes its place."""
+    with all_at_once(split, undisturbed) as ids:
+        wait_for_tokens(split, 80)
+        disturb(split, "decode-0", signal.SIGKILL)
+    assert was_lost(split, ids)
+
+
+def test_a_killed_prefill_worker_leaves_its_transfers_waiting(
+    split: Server, undisturbed: Undisturbed
+) -> None:
+    """P1: SIGKILL of a prefill worker while its blocks travel. Decode is told at once, and the other one goes on."""
+    with all_at_once(split, undisturbed) as ids:
+
+        def sender() -> str:
+            """The prefill worker of a request whose blocks travel now."""
+            for request_id in ids:
+                story = split.get(f"/v1/requests/{request_id}/timeline").json()
+                if story.get("state") == "transferring":
+                    return str(story["attempts"][-1]["prefill_worker"])
+            return ""
+
+        wait_for("blocks travel", lambda: bool(sender()))
+        disturb(split, sender() or "prefill-0", signal.SIGKILL)
+    assert was_lost(split, ids)
+
+
+def test_wrong_bytes_are_decoded(broken: Server, undisturbed: Undisturbed) -> None:
+    """W4: bytes are flipped in flight and pushes get lost. The digest finds it, and the request goes on by another
+    attempt."""
+    before = broken.metric("twinpool_kv_digest_mismatches_total")
+    with all_at_once(broken, undisturbed) as ids:
+        pass
+    assert broken.metric("twinpool_kv_digest_mismatches_total") > before
+    assert was_lost(broken, ids)
+
+
+@pytest.mark.parametrize(("transport", "worker_id"), [("tcp", "decode-0"), ("shm", "prefill-0")])
+def test_a_drained_worker_takes_its_streams_with_it(
+    fleet: Fleet, transport: str, worker_id: str, undisturbed: Undisturbed
+) -> None:
+    """SIGTERM to one worker, as an operator sends it."""
+    server = split_server(fleet, transport)
+    left = server.metric("twinpool_workers_lost_total")
+    with all_at_once(server, undisturbed):
+        wait_for_tokens(server, 40)
+        disturb(server, worker_id, signal.SIGTERM)
+    assert server.metric("twinpool_workers_lost_total") == left + 1
