@@ -8,6 +8,8 @@ puts its last event behind what is buffered, and the connection is broken off un
 from __future__ import annotations
 
 import asyncio
+import socket
+import struct
 from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any
@@ -27,6 +29,7 @@ MAX_HEAD_BYTES = 32 << 10
 MAX_HEADERS = 100
 WRITE_HIGH_BYTES = 64 << 10
 GRACE_S = 5.0
+NO_LINGERING = struct.pack("ii", 1, 0)
 
 
 class TooManyConnections(TryLater):
@@ -257,14 +260,19 @@ class GatewayProtocol(HttpToolsProtocol):
             self._num_taken, self._taken_at = num_taken, now
         elif self._is_given_up:
             if now - self._taken_at >= GRACE_S:
-                self.transport.abort()
+                self._reset()
         elif now - self._taken_at >= self._limits.client_stall_s:
             if (on_stall := self.on_stall) is not None:
                 self.on_stall = None
                 on_stall()
             else:  # its answer is written, all of it
                 self._meter.count(GatewayMetric.SLOW_CLIENTS)
-                self.transport.abort()
+                self._reset()
+
+    def _reset(self) -> None:
+        """Breaks the connection off; the kernel forgets what it still holds for the client, too."""
+        self.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, NO_LINGERING)
+        self.transport.abort()
 
 
 class UnframedSend:

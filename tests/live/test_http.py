@@ -3,87 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import json
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
-from typing import Any
 
 import httpx
 import openai
 import pytest
 from support.gateway import MODEL, SILENCE, ScriptedService, says, tiny_tokenizer
+from support.http_gateway import HELLO, THE, Gateway, posted, read_until, running, serve
 
-from twinpool.config import GatewayConfig
-from twinpool.coordinator.api import create_app
-from twinpool.coordinator.gateway_meter import GatewayMeter
-from twinpool.coordinator.http_server import HttpServer, serve_http
 from twinpool.coordinator.service import Output
 from twinpool.errors import ConfigError, QueueFull, RequestFailed
 from twinpool.request import FinishReason
-
-THE = tuple(tiny_tokenizer().encode("the"))
-HELLO = {"messages": [{"role": "user", "content": "Hi"}]}
-
-
-@dataclass
-class Gateway:
-    """A gateway on a free port of 127.0.0.1, and the scripted coordinator behind it."""
-
-    service: ScriptedService
-    server: HttpServer
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server.port}"
-
-    def openai(self) -> openai.AsyncOpenAI:
-        return openai.AsyncOpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0)
-
-
-async def serve(service: ScriptedService, host: str, port: int, **limits: Any) -> HttpServer:
-    config, meter = GatewayConfig(**limits), GatewayMeter()
-    app = create_app(service, tiny_tokenizer(), MODEL, limits=config, meter=meter)
-    return await serve_http(app, host, port, config, meter)
-
-
-@contextlib.asynccontextmanager
-async def running(**limits: Any) -> AsyncIterator[Gateway]:
-    service = ScriptedService()
-    server = await serve(service, "127.0.0.1", 0, **{"max_body_bytes": 20_000, **limits})
-    try:
-        yield Gateway(service, server)
-    finally:
-        await server.stop(deadline_s=5.0)
-    service.assert_settled()
 
 
 @pytest.fixture
 async def gateway() -> AsyncIterator[Gateway]:
     async with running() as gateway:
         yield gateway
-
-
-@contextlib.asynccontextmanager
-async def posted(
-    gateway: Gateway, body: dict[str, object]
-) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-    """A raw connection on which `body` has been posted to the chat route; closed at the end."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", gateway.server.port)
-    data = json.dumps(body).encode()
-    head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(data)}\r\n\r\n"
-    writer.write(head.encode() + data)
-    try:
-        yield reader, writer
-    finally:
-        writer.close()
-        with contextlib.suppress(ConnectionError):
-            await writer.wait_closed()
-
-
-async def read_until(reader: asyncio.StreamReader, ending: bytes) -> bytes:
-    return await asyncio.wait_for(reader.readuntil(ending), 10)
 
 
 # ── the openai client ─────────────────────────────────────────────────────────────────────────────────────
