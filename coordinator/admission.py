@@ -16,7 +16,7 @@ from twinpool.coordinator.lifecycle import Request
 from twinpool.coordinator.pace import Pace, PrefillPace
 from twinpool.coordinator.registry import Registry
 from twinpool.coordinator.service import Submission
-from twinpool.coordinator.waiting import WaitingQueue
+from twinpool.coordinator.waiting import Ahead, WaitingQueue
 from twinpool.errors import (
     ContextLengthExceeded,
     DeadlineUnmeetable,
@@ -111,35 +111,34 @@ class Admission:
 
     def _no_room(self, num_prompt: int, account: Account, now: float) -> QueueFull | None:
         """The bounds in requests and prompt tokens: of the whole queue, and of the tenant's share of it."""
-        queue, config = self._queue, self._config
-        own, share = queue.held_by(account), self._accounts.share(account, now)
+        config, share = self._config, self._accounts.share(account, now)
         most, most_tokens = config.max_queue_requests, config.max_queue_tokens
-        own_most, own_most_tokens = max(1, int(most * share)), int(most_tokens * share)
-        if len(queue) >= most:
-            what = f"{len(queue)} requests wait already and at most {most} may"
-            place = len(queue) - most
-            wait_s = self.pace.seconds_for(place + 1, 0, now)
-        elif len(queue) and queue.num_tokens + num_prompt > most_tokens:
+        everything = Ahead(len(self._queue), self._queue.num_tokens)
+        own = self._queue.held_by(account)
+        return self._full(everything, None, num_prompt, most, most_tokens, now) or self._full(
+            own, account, num_prompt, max(1, int(most * share)), int(most_tokens * share), now
+        )
+
+    def _full(
+        self, held: Ahead, account: Account | None, num_prompt: int, most: int, most_tokens: int, now: float
+    ) -> QueueFull | None:
+        """Whether one request more is too much for that part of the queue: all, or a tenant's share."""
+        whose = "" if account is None else " of yours"
+        over_requests = held.num_requests + 1 - most
+        over_tokens = held.num_tokens + num_prompt - most_tokens if held.num_requests else 0
+        if over_requests > 0:
+            what = f"{held.num_requests} requests{whose} wait already and at most {most} may"
+        elif over_tokens > 0:
             what = (
-                f"{queue.num_tokens} prompt tokens wait already, this request has {num_prompt}, and at most "
+                f"{held.num_tokens} prompt tokens{whose} wait already, this request has {num_prompt}, and at most "
                 f"{most_tokens} may wait"
             )
-            wait_s = self.pace.seconds_for(1, queue.num_tokens + num_prompt - most_tokens, now)
-        elif own.num_requests >= own_most:
-            what = f"{own.num_requests} requests of yours wait already and at most {own_most} may"
-            ahead = queue.ahead_of_place(account, own.num_requests - own_most)
-            wait_s = self.pace.seconds_for(ahead.num_requests + 1, ahead.num_tokens, now)
-        elif own.num_requests and own.num_tokens + num_prompt > own_most_tokens:
-            what = (
-                f"{own.num_tokens} prompt tokens of yours wait already, this request has {num_prompt}, and at "
-                f"most {own_most_tokens} may wait"
-            )
-            ahead = queue.ahead_of_place(account, own.num_requests)
-            wait_s = self.pace.seconds_for(ahead.num_requests + 1, ahead.num_tokens, now)
         else:
             return None
+        ahead = self._queue.until_left(over_requests, over_tokens, account)
+        wait_s = self.pace.seconds_for(ahead.num_requests + 1, ahead.num_tokens, now)
         # Nobody waits longer than max_wait_s, so there is room by then whatever the rate.
-        retry_after_s = config.max_wait_s if wait_s is None else min(wait_s, config.max_wait_s)
+        retry_after_s = self._config.max_wait_s if wait_s is None else min(wait_s, self._config.max_wait_s)
         return QueueFull(f"the server is busy: {what}", retry_after_s=retry_after_s)
 
     def _too_long(self, wait_s: float) -> QueueFull | None:

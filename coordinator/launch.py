@@ -67,6 +67,7 @@ def usable_cores() -> list[int]:
 class _Running:
     spec: WorkerSpec
     process: asyncio.subprocess.Process | None = None
+    is_given_up: bool = False
     task: asyncio.Task[None] | None = None
 
 
@@ -77,14 +78,14 @@ class Launcher:
     growing pause, at most `RESTARTS_ALLOWED` times in `RESTART_WINDOW_S`; one that exits with `EXIT_CONFIG` is not.
     A start that the system refuses (no memory, no file descriptor) counts like one that died.
     `secrets` are environment variables that workers get beside this process's: command lines are for all to read.
-    `on_given_up(worker_id, reason)` is called when it will not be started again.
+    `on_given_up(spec, reason)` is called when it will not be started again.
     """
 
     def __init__(
         self,
         endpoint: str,
         on_exit: Callable[[str, int, str], None],
-        on_given_up: Callable[[str, str], None],
+        on_given_up: Callable[[WorkerSpec, str], None],
         secrets: Mapping[str, str],
     ) -> None:
         self._endpoint = endpoint
@@ -101,12 +102,20 @@ class Launcher:
             running = _Running(spec)
             self._running[spec.worker_id] = running
             running.task = asyncio.create_task(self._keep_running(running), name=f"launch {spec.worker_id}")
-            running.task.add_done_callback(partial(self._ended, spec.worker_id))
+            running.task.add_done_callback(partial(self._ended, running))
 
-    def _ended(self, worker_id: str, task: asyncio.Task[None]) -> None:
+    def keeps(self, role: Role) -> bool:
+        """Whether some worker of this role runs, or will be started again."""
+        return any(r.spec.role is role and not r.is_given_up for r in self._running.values())
+
+    def _ended(self, running: _Running, task: asyncio.Task[None]) -> None:
         """If `task` has failed, nobody starts that worker again: at least it is said."""
         if not task.cancelled() and (exc := task.exception()) is not None:
-            self._on_given_up(worker_id, f"its launcher failed: {exc!r}")
+            self._give_up(running, f"its launcher failed: {exc!r}")
+
+    def _give_up(self, running: _Running, reason: str) -> None:
+        running.is_given_up = True
+        self._on_given_up(running.spec, reason)
 
     def kill(self, worker_id: str, pid: int) -> None:
         """Ends that process at once, whatever it does (frozen ones too), if this launcher started it and it runs."""
@@ -150,7 +159,7 @@ class Launcher:
             status, reason = await self._run_once(running)
             starts = [t for t in starts if clock() - t < RESTART_WINDOW_S]
             if not self._stopping and (status == EXIT_CONFIG or len(starts) > RESTARTS_ALLOWED):
-                self._on_given_up(running.spec.worker_id, reason)
+                self._give_up(running, reason)
                 return
             backoff_s = FIRST_BACKOFF_S if len(starts) <= 1 else min(backoff_s * 2, LONGEST_BACKOFF_S)
             await asyncio.sleep(backoff_s)
@@ -175,7 +184,7 @@ class Launcher:
         if spec.cores:
             command += ["--cores", ",".join(map(str, spec.cores))]
         threads = str(spec.threads)
-        environment = os.environ | {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads} | self._secrets
+        environment = {**os.environ, "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, **self._secrets}
         return await asyncio.create_subprocess_exec(
             *command,
             *spec.arguments,

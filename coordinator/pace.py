@@ -9,7 +9,7 @@ from statistics import linear_regression
 WINDOW_S = 10.0
 LEAST_KEPT = 7 / 8
 LEAST_EVIDENCE_S = 0.5
-MARGIN = 1.0
+MARGIN = 2.0
 """Standard deviations by which a predicted wait exceeds its mean: what is admitted should not time out."""
 REMEMBERED_PROMPTS = 64
 
@@ -18,17 +18,17 @@ class Pace:
     """How long it takes until requests leave the queue, from the intervals between departures.
 
     An interval counts if somebody waited all the time between two departures: it shows what the workers can do, and
-    nothing else. Sums decay with e^(−interval / `WINDOW_S`), but keep `LEAST_KEPT`, so that slow servers
-    have a history too. An interval that is open for longer than usual counts as one of that length.
+    nothing else. A straight line is laid through the intervals over the tokens that the request before had to prefill:
+    its slope is the time per token, the rest that per request. Sums decay with e^(−interval / `WINDOW_S`), but keep
+    `LEAST_KEPT`, so that slow servers have a history too. An interval that is open for longer than usual counts
+    as one of that length.
     """
 
     def __init__(self) -> None:
         self._since: float | None = None
         self._is_whole = False
-        self._num = 0.0
-        self._seconds = 0.0
-        self._squares = 0.0
-        self._tokens = 0.0
+        self._last_tokens = 0
+        self._sums: tuple[float, ...] = (0.0,) * 6
 
     def observe(self, now: float, is_waiting: bool) -> None:
         """Somebody waits now, or nobody."""
@@ -39,30 +39,37 @@ class Pace:
 
     def departed(self, num_tokens: int, now: float) -> None:
         """A request with that many tokens to prefill has left the queue for a worker."""
-        if self._since is not None and self._is_whole:
-            interval_s = now - self._since
-            keep = max(math.exp(-interval_s / WINDOW_S), LEAST_KEPT)
-            self._num = self._num * keep + 1
-            self._seconds = self._seconds * keep + interval_s
-            self._squares = self._squares * keep + interval_s**2
-            self._tokens = self._tokens * keep + num_tokens
         if self._since is not None:
+            if self._is_whole:
+                self._sums = self._with(now - self._since)
             self._since, self._is_whole = now, True
+        self._last_tokens = num_tokens
 
     def seconds_for(self, num_departures: int, num_tokens: int, now: float) -> float | None:
-        """Predicted time until so many requests, and so many tokens with them, have left; None without evidence."""
-        num, seconds, squares, tokens = self._num, self._seconds, self._squares, self._tokens
+        """Predicted time until so many requests have left, of which all but the last have `num_tokens` to prefill; with
+        a margin of `MARGIN` standard deviations. None without evidence.
+        """
         open_s = 0.0 if self._since is None else now - self._since
-        if open_s * num > seconds or (num == 0 and open_s >= LEAST_EVIDENCE_S):
-            num, seconds, squares = num + 1, seconds + open_s, squares + open_s**2
-        if num == 0:
+        sums = self._sums
+        if open_s * sums[0] > sums[1] or (not sums[0] and open_s >= LEAST_EVIDENCE_S):
+            sums = self._with(open_s)
+        if not sums[0]:
             return None
-        mean_s = seconds / num
-        variance = max(0.0, squares / num - mean_s**2)
-        wait_s = num_departures * mean_s + MARGIN * math.sqrt(num_departures * variance)
-        if tokens > 0:
-            wait_s = max(wait_s, num_tokens * seconds / tokens)
+        mean_s, mean_tokens, squares, products, squared_tokens = (value / sums[0] for value in sums[1:])
+        covariance, spread = products - mean_s * mean_tokens, squared_tokens - mean_tokens**2
+        per_token_s = min(max(0.0, covariance / spread), mean_s / mean_tokens) if spread > 1e-6 else 0.0
+        per_request_s = mean_s - per_token_s * mean_tokens
+        variance = squares - mean_s**2 - 2 * per_token_s * covariance + per_token_s**2 * spread
+        margin_s = MARGIN * math.sqrt(num_departures * max(0.0, variance))
+        wait_s = num_departures * per_request_s + (self._last_tokens + num_tokens) * per_token_s + margin_s
         return max(0.0, wait_s - min(open_s, mean_s))
+
+    def _with(self, interval_s: float) -> tuple[float, ...]:
+        """The sums, with one more interval after the request that left last."""
+        keep = max(math.exp(-interval_s / WINDOW_S), LEAST_KEPT)
+        tokens = self._last_tokens
+        new = (1.0, interval_s, tokens, interval_s**2, interval_s * tokens, tokens**2)
+        return tuple(old * keep + value for old, value in zip(self._sums, new, strict=True))
 
 
 class PrefillPace:

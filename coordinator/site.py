@@ -99,8 +99,13 @@ class _Site:
                 sweep(self._deployment)  # one that was killed left its pool behind
                 coordinator.worker_exited(worker_id, pid, reason)
 
+            def on_given_up(spec: WorkerSpec, reason: str) -> None:
+                self._on_given_up(spec.worker_id, reason)
+                if not launcher.keeps(spec.role):
+                    coordinator.pool_given_up(spec.role, f"{spec.worker_id} is not started again ({reason})")
+
             launcher = Launcher(
-                coordinator.endpoint, on_exit, self._on_given_up, {VARIABLE: self._config.join_token.text}
+                coordinator.endpoint, on_exit, on_given_up, {VARIABLE: self._config.join_token.text}
             )
             self._launcher = launcher
             ending.push_async_callback(self._stop_workers, launcher)

@@ -8,6 +8,7 @@ by a bounded time: who has waited for `aged_s` goes before all later ones.
 
 from __future__ import annotations
 
+import heapq
 from bisect import bisect, insort
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -116,6 +117,31 @@ class WaitingQueue:
                     num_requests += 1
                     num_tokens += place[-1].num_tokens
         return Ahead(num_requests, num_tokens)
+
+    def until_left(self, num_requests: int, num_tokens: int, account: Account | None = None) -> Ahead:
+        """What goes before the request with which that many requests and tokens (of that tenant) have left."""
+        order = iter(self.in_order()) if account is None else (p[-1] for p in self._lines[account].places)
+        requests, tokens = 0, 0
+        for request in order:
+            if requests + 1 >= num_requests and tokens + request.num_tokens >= num_tokens:
+                break
+            requests += 1
+            tokens += request.num_tokens
+        return Ahead(requests, tokens) if account is None else self.ahead_of_place(account, requests)
+
+    def in_order(self) -> Iterator[Request]:
+        """All that wait, in the order in which they will go by all that is known now."""
+        heap = [(a.service, line.places[0][2], 0, a) for a, line in self._lines.items()]
+        heapq.heapify(heap)
+        while heap:
+            service, _, index, account = heap[0]
+            places = self._lines[account].places
+            yield places[index][-1]
+            if index + 1 == len(places):
+                heapq.heappop(heap)
+            else:
+                reached = service + _cost(account, places[index])
+                heapq.heapreplace(heap, (reached, places[index + 1][2], index + 1, account))
 
     def _insert(self, request: Request, place: Place) -> None:
         account = request.account

@@ -59,7 +59,12 @@ def register(worker_id: str, role: Role, incarnation: str = "a", **changes: Any)
 
 
 def submission(
-    request_id: str, num_prompt: int = 10, max_tokens: int = 4, at: float = 0.0, first: int = 100
+    request_id: str,
+    num_prompt: int = 10,
+    max_tokens: int = 4,
+    at: float = 0.0,
+    first: int = 100,
+    **more: Any,
 ) -> Submission:
     """A request of `num_prompt` tokens, received at `at`, validated 1 ms and tokenized 3 ms later."""
     return Submission(
@@ -69,6 +74,7 @@ def submission(
         received_at=at,
         validated_at=at + 0.001,
         tokenized_at=at + 0.003,
+        **more,
     )
 
 

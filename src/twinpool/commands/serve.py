@@ -94,6 +94,22 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help=f"how often a request is started when workers are lost (default {defaults.max_attempts})",
     )
     front.add_argument(
+        "--retry-budget",
+        type=int,
+        default=defaults.retry_budget,
+        metavar="N",
+        help="lost requests that may be started again, all together; every two admitted ones add one "
+        f"(default {defaults.retry_budget})",
+    )
+    front.add_argument(
+        "--stall",
+        type=float,
+        default=defaults.stall_s,
+        metavar="SECONDS",
+        help="/health is bad when nothing has moved for so long although there is work "
+        f"(default {defaults.stall_s:.0f})",
+    )
+    front.add_argument(
         "--drain",
         type=float,
         default=defaults.drain_s,
@@ -125,6 +141,8 @@ def run(args: argparse.Namespace) -> int:
         max_queue_tokens=args.max_queue_tokens,
         max_wait_s=args.max_wait,
         max_attempts=args.max_attempts,
+        retry_budget=args.retry_budget,
+        stall_s=args.stall,
         drain_s=args.drain,
     )
     gateway = gateway_config(args)
