@@ -1,6 +1,6 @@
 # `make help` lists what there is. Everything runs in .venv, which `make setup` creates.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check lint types imports format serve chaos storm overload canary clean
+.PHONY: help setup demo test check lint types imports format serve soak chaos storm overload canary clean
 PYTHON_BIN := .venv/bin/python
 export HF_HUB_OFFLINE ?= 1
 
@@ -32,6 +32,9 @@ check: lint types imports test ## lint, types, import contract, tests
 
 format: setup ## rewrite the code as ruff formats it
 	@.venv/bin/ruff check --fix . ; .venv/bin/ruff format .
+
+soak: setup ## prove it: seeded runs of the deterministic world, N=seeds or MINUTES=minutes (default: 5)
+	@PYTHONPATH=src:tests $(PYTHON_BIN) -m world.soak $(if $(N),--seeds $(N)) $(if $(MINUTES),--minutes $(MINUTES)) $(ARGS)
 
 chaos: setup ## prove it: no stream lost or doubled while workers are killed and frozen for 3 minutes
 	@$(PYTHON_BIN) -m twinpool.bench.chaos $(ARGS)
