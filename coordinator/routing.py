@@ -11,6 +11,7 @@ import xxhash
 
 from twinpool.config import Role
 from twinpool.coordinator.lifecycle import LegKind, Request
+from twinpool.coordinator.pace import PrefillPace
 from twinpool.coordinator.registry import Registry, Worker
 from twinpool.coordinator.timeline import Candidate
 
@@ -18,6 +19,10 @@ CHUNK_TOKENS = 64
 MAX_CHUNKS = 256
 MAX_INDEXED_CHUNKS = 65_536
 MAX_PENDING_PROMPT_TOKENS = 16_384
+MAX_PENDING_S = 0.5
+"""Prompts that wait at a worker are out of the queue's order, and no longer bounded by `max_wait_s`."""
+STEP_TOKENS = 256
+"""What may wait at a worker whatever its pace: enough for an efficient step (DESIGN.md, figures behind defaults)."""
 GROWTH_TOKENS = 64
 PREFIX_WEIGHT = 0.25
 SEQUENCE_COST_TOKENS = 32
@@ -83,10 +88,11 @@ class Route:
 
 
 class Router:
-    """Chooses workers: a function of the registry, the request, the prefix index and the time alone."""
+    """Chooses workers: a function of the registry, the request, the prefix index, the prefill pace and the time."""
 
-    def __init__(self, registry: Registry) -> None:
+    def __init__(self, registry: Registry, pace: PrefillPace) -> None:
         self._registry = registry
+        self._pace = pace
         self._index = PrefixIndex()
 
     def choose(self, request: Request, now: float) -> Route | None:
@@ -131,13 +137,22 @@ class Router:
     ) -> list[tuple[Candidate, Worker]]:
         found = []
         for worker in self._registry.of_role(role):
-            if _has_room(worker, kind, request, now):
+            if _has_room(worker, kind, request, now) and self._has_time(worker, request):
                 matched = self.matched(request, worker)
                 cost = worker.pending_tokens + request.num_tokens - matched
                 if kind is LegKind.GENERATE:
                     cost += SEQUENCE_COST_TOKENS * len(worker.legs)
                 found.append((Candidate(worker.worker_id, cost, matched), worker))
         return sorted(found, key=_by_cost)
+
+    def _has_time(self, worker: Worker, request: Request) -> bool:
+        """Whether the prompt would not wait for long at the worker: less than `MAX_PENDING_S` at the measured pace, or
+        behind less than `STEP_TOKENS`, which is all while nothing was measured."""
+        pending = worker.pending_tokens
+        if pending < STEP_TOKENS:
+            return True
+        is_short = pending + request.num_tokens <= MAX_PENDING_PROMPT_TOKENS
+        return is_short and 0 < self._pace.seconds_before(pending) <= MAX_PENDING_S
 
     def _by_decode_cost(
         self, request: Request, prefill: Worker, now: float
@@ -163,15 +178,9 @@ def _by_cost(pair: tuple[Candidate, Worker]) -> tuple[float, str]:
 
 
 def _has_room(worker: Worker, kind: LegKind, request: Request, now: float) -> bool:
-    """Whether the worker can ever hold the whole request, and take it now without a long queue of its own.
-
-    A prompt goes to a worker that computes none, or whose waiting prompts stay within
-    `MAX_PENDING_PROMPT_TOKENS`; a sequence to one with less than twice the sequences that it runs together,
-    so that the next are there in time.
+    """Whether the worker can ever hold the whole request, and take it now: a sequence goes to one with less than twice
+    the sequences that it runs together, so that the next are there in time.
     """
     if request.max_slots > worker.num_slots or now < worker.full_until:
-        return False
-    pending = worker.pending_tokens
-    if kind is not LegKind.DECODE and pending and pending + request.num_tokens > MAX_PENDING_PROMPT_TOKENS:
         return False
     return kind is LegKind.PREFILL or len(worker.legs) < 2 * worker.info.max_num_seqs

@@ -85,8 +85,8 @@ class CoordinatorCore:
             config, self.queue, self.registry, self.retries, self.tally, self._commands.append
         )
         self._delivery = Delivery(self._custody, self.tally, self._commands.append)
-        self._router = Router(self.registry)
         self._admission = Admission(config, self.registry, self.queue, self.accounts)
+        self._router = Router(self.registry, self._admission.prefill)
         self._health = Health(self.registry, config.stall_s)
         self._clients = Clients(
             config,

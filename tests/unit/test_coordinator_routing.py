@@ -12,7 +12,8 @@ from support.coordinator_core import CoreDriver
 from twinpool.config import Role
 from twinpool.coordinator.events import Shutdown
 from twinpool.coordinator.routing import CHUNK_TOKENS, MAX_CHUNKS, PrefixIndex, prefix_chain
-from twinpool.request import FinishReason
+from twinpool.messages import PrefillReport
+from twinpool.request import FinishReason, RequestKey
 
 
 @pytest.fixture
@@ -82,15 +83,35 @@ def test_a_long_queue_outweighs_the_prefix(driver: CoreDriver) -> None:
     driver.submit("first", num_prompt=130)
     driver.token("P0", 0, FinishReason.STOP, request_id="first")
     driver.answer_cancels()
-    driver.submit("other", num_prompt=300, first=5000)
-    driver.submit("long", num_prompt=400, first=6000)
+    driver.submit("other", num_prompt=150, first=5000)
+    driver.submit("long", num_prompt=200, first=6000)
     assert (route(driver, "other")[0], route(driver, "long")[0]) == ("P0", "P1")
     driver.submit("again", num_prompt=130)
-    assert route(driver, "again")[0] == "P0"  # 300 + 2 against 400 + 130
+    assert route(driver, "again")[0] == "P0"  # 150 + 2 against 200 + 130
     driver.token("P1", 0, FinishReason.STOP, request_id="long")
     driver.answer_cancels()
     driver.submit("once more", num_prompt=130, max_tokens=1)
-    assert route(driver, "once more")[0] == "P1"  # 302 + 2 against 130
+    assert route(driver, "once more")[0] == "P1"  # 152 + 2 against 130
+
+
+def test_no_more_prompts_wait_at_a_worker_than_a_step_or_half_a_second_takes() -> None:
+    """The rest waits in the queue, where `max_wait_s`, order and deadlines still count."""
+    driver = CoreDriver()
+    driver.join("P", Role.PREFILL)
+    driver.join("D", Role.DECODE, max_num_seqs=64)
+    driver.link("P", "D")
+    for i in range(20):
+        driver.submit(f"r{i}", num_prompt=100, first=1000 * i)
+    assert len(driver.core.queue) == 20 - 3, "nothing is measured: behind 256 tokens nothing more goes there"
+    driver.report(
+        request_id="r0"
+    )  # 10 tokens in 0.2 s: half a second is 25 tokens, and a step is allowed still
+    assert len(driver.core.queue) == 20 - 4
+    for i in range(1, 4):
+        driver.say("P", PrefillReport(RequestKey(f"r{i}", 1), 0.1, 0.02, 0, 100, 1))
+    # Now 310 tokens in 0.26 s: half a second is 596 tokens.
+    pending = driver.core.registry.least_pending_tokens()
+    assert (pending, len(driver.core.queue)) == (600, 10)
 
 
 def test_another_salt_shares_no_prefix() -> None:
