@@ -15,6 +15,9 @@ import msgspec
 from twinpool.errors import InvalidRequest
 
 MAX_STOP_STRINGS = 64
+MAX_STOP_TOKEN_IDS = 1024
+MAX_TEMPERATURE = 1e6
+"""Far beyond where all tokens are equally likely; what workers are told ends there."""
 MAX_PRIORITY = 1000
 
 # Fields that would change the answer if they were obeyed: the values, besides null, that ask for nothing.
@@ -58,6 +61,21 @@ NOT_SUPPORTED: Mapping[str, tuple[object, ...]] = {
     "include_stop_str_in_output": (False,),
 }
 
+PRIVATE_FIELDS = frozenset(
+    {
+        "prompt",
+        "messages",
+        "suffix",
+        "prediction",
+        "documents",
+        "tools",
+        "functions",
+        "chat_template",
+        "prompt_embeds",
+    }
+)
+"""Fields that carry what only client and model are to know."""
+
 _AtLeastOne = Annotated[int, msgspec.Meta(ge=1)]
 _NotNegative = Annotated[int, msgspec.Meta(ge=0)]
 
@@ -77,14 +95,14 @@ class GenerationBody(msgspec.Struct, frozen=True, kw_only=True):
     max_tokens: _AtLeastOne | None = None
     max_completion_tokens: _AtLeastOne | None = None
     min_tokens: _NotNegative | None = None
-    temperature: Annotated[float, msgspec.Meta(ge=0)] | None = None
+    temperature: Annotated[float, msgspec.Meta(ge=0, le=MAX_TEMPERATURE)] | None = None
     top_p: Annotated[float, msgspec.Meta(gt=0, le=1)] | None = None
     top_k: Annotated[int, msgspec.Meta(ge=-1)] | None = None
     min_p: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
     seed: Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)] | None = None
     ignore_eos: bool | None = None
     stop: str | Annotated[list[str], msgspec.Meta(max_length=MAX_STOP_STRINGS)] | None = None
-    stop_token_ids: list[_NotNegative] | None = None
+    stop_token_ids: Annotated[list[_NotNegative], msgspec.Meta(max_length=MAX_STOP_TOKEN_IDS)] | None = None
     cache_salt: str | None = None
     return_token_ids: bool | None = None
     priority: Annotated[int, msgspec.Meta(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] | None = None
@@ -147,12 +165,14 @@ def read_body(data: bytes, kind: type[Body]) -> Body:
     except RecursionError as exc:
         raise InvalidRequest("the body is nested too deeply; send a flat JSON object") from exc
     if not isinstance(raw, dict):
-        raise InvalidRequest(f"the body is {shown(raw)}; it must be a JSON object")
+        raise InvalidRequest(f"the body is {_kind(raw)}; it must be a JSON object")
     for field, harmless in NOT_SUPPORTED.items():
         value = raw.get(field)
         if value is not None and not any(type(value) is type(same) and value == same for same in harmless):
             allowed = f" or set it to {' or '.join(map(shown, harmless))}" if harmless else ""
-            message = f"{field} is {shown(value)}, which is not supported yet; leave it out{allowed}"
+            message = (
+                f"{field} is {_shown_of(field, value)}, which is not supported yet; leave it out{allowed}"
+            )
             raise InvalidRequest(message, param=field)
     try:
         return msgspec.convert(raw, kind)
@@ -164,6 +184,25 @@ def shown(value: object) -> str:
     """A value of the body as an error message quotes it: JSON, at most 80 characters."""
     text = msgspec.json.encode(value).decode()
     return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def _shown_of(field: str, value: object) -> str:
+    """The value of `field` as an error message may quote it: messages get logged, and prompts must not be."""
+    root = _STEP.split(f".{field}", maxsplit=1)[1]
+    return _kind(value) if root in PRIVATE_FIELDS else shown(value)
+
+
+def _kind(value: object) -> str:
+    """What a value is, without what it says; numbers, true, false and null as they are."""
+    match value:
+        case str():
+            return f"a string of {len(value)} characters"
+        case list():
+            return f"a list of {len(value)}"
+        case dict():
+            return "an object"
+        case _:
+            return shown(value)
 
 
 def _sentence(error: str, raw: dict[str, Any]) -> InvalidRequest:
@@ -181,4 +220,4 @@ def _sentence(error: str, raw: dict[str, Any]) -> InvalidRequest:
     for types in re.findall(r"`([^`]*)`", expected):
         names = [_TYPE_NAMES.get(name, name) for name in types.split(" | ") if name != "null"]
         expected = expected.replace(f"`{types}`", " or ".join(names))
-    return InvalidRequest(f"{field} is {shown(value)}; it must be {expected}", param=field)
+    return InvalidRequest(f"{field} is {_shown_of(field, value)}; it must be {expected}", param=field)

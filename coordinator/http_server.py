@@ -85,8 +85,10 @@ async def serve_http(
         http=partial(GatewayProtocol, limits, meter),  # type: ignore[arg-type]  # it is only called
         ws="none",
         lifespan="off",
+        log_config=None,
         log_level="warning",
         access_log=False,
+        proxy_headers=False,
         server_header=False,
         timeout_keep_alive=IDLE_CONNECTION_S,
         backlog=BACKLOG,

@@ -19,6 +19,7 @@ from twinpool.coordinator.gateway_meter import GatewayMeter
 from twinpool.coordinator.http_server import serve_http
 from twinpool.coordinator.key_ring import KeyRing
 from twinpool.coordinator.launch import Launcher, WorkerSpec
+from twinpool.coordinator.private_log import PrivateFormatter
 from twinpool.coordinator.server import Coordinator
 from twinpool.engine.model_files import ResolvedModel, resolve
 from twinpool.engine.tokenizer import Tokenizer
@@ -44,9 +45,9 @@ def serve(
     Raises:
         ModelError, ConfigError: it cannot start; the message says what to change.
     """
-    logging.basicConfig(
-        level=logging.INFO, stream=sys.stderr, format="%(asctime)s coordinator %(levelname)s %(message)s"
-    )
+    to_stderr = logging.StreamHandler(sys.stderr)
+    to_stderr.setFormatter(PrivateFormatter("%(asctime)s coordinator %(levelname)s %(message)s"))
+    logging.basicConfig(level=logging.INFO, handlers=[to_stderr])
     keys = KeyRing(gateway.api_keys_file, gateway.api_keys) if _has_keys(gateway) else None
     if keys is None and not is_loopback(config.host):
         log.warning(

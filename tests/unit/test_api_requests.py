@@ -29,6 +29,8 @@ def chat(**fields: object) -> Any:
         ({"temperature": "hot"}, "temperature", 'temperature is "hot"; it must be a number'),
         ({"temperature": -1}, "temperature", "temperature is -1; it must be a number >= 0.0"),
         ({"temperature": 1e-9}, "temperature", "it must be 0 (greedy) or at least 0.001"),
+        ({"temperature": 1e7}, "temperature", "temperature is 10000000.0; it must be a number <= 1000000.0"),
+        ({"stop_token_ids": [1] * 1025}, "stop_token_ids", "it must be a list of length <= 1024"),
         ({"temperature": True}, "temperature", "temperature is true; it must be a number"),
         ({"top_p": 0}, "top_p", "top_p is 0; it must be a number > 0.0"),
         ({"top_p": 1.5}, "top_p", "top_p is 1.5; it must be a number <= 1.0"),
@@ -71,9 +73,9 @@ def test_a_wrong_field_is_named_with_its_value_and_what_to_change(
 @pytest.mark.parametrize(
     ("messages", "param", "said"),
     [
-        ("hi", "messages", 'messages is "hi"; it must be a list'),
+        ("hi", "messages", "messages is a string of 2 characters; it must be a list"),
         ([], "messages", "it must be a list of length >= 1"),
-        (["hi"], "messages[0]", 'messages[0] is "hi"; it must be an object'),
+        (["hi"], "messages[0]", "messages[0] is a string of 2 characters; it must be an object"),
         ([{}], "messages[0].role", "messages[0].role is missing"),
         ([{"role": "boss", "content": "x"}], "messages[0].role", "it must be one of system, developer, user"),
         ([{"role": "user", "content": 3}], "messages[0].content", "it must be a string or a list"),
@@ -133,7 +135,7 @@ def test_top_k_minus_one_is_off() -> None:
 
 
 def test_a_request_that_asks_for_huge_numbers_can_be_sent_to_a_worker() -> None:
-    request = completion(top_k=2**70, seed=2**63 - 1, temperature=1e308, prompt=[1])
+    request = completion(top_k=2**70, seed=2**63 - 1, temperature=1e6, prompt=[1])
     job = Job("r", 1, (1,), request.sampling(1, 64, default_max_tokens=16), (0,))
     assert decode(encode(Generate(job))) == Generate(job)
 
