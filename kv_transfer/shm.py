@@ -44,7 +44,9 @@ _MADV_POPULATE_WRITE = 23
 class _Address(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The name of the pool's file, and its blocks. No path: a sender opens nothing outside `_DIRECTORY`."""
 
-    name: Annotated[str, msgspec.Meta(pattern=rf"^{_PREFIX}(\.[A-Za-z0-9_-]{{1,64}}){{3}}$", max_length=255)]
+    name: Annotated[
+        str, msgspec.Meta(pattern=rf"\A{_PREFIX}(\.[A-Za-z0-9_-]{{1,64}}){{3}}\Z", max_length=255)
+    ]
     num_blocks: Annotated[int, msgspec.Meta(ge=1, le=MOST_TOKENS)]
 
 

@@ -13,6 +13,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from twinpool.bounds import Count, Dimension
+
 LAYOUT_VERSION = 1
 
 
@@ -37,12 +39,12 @@ class KVLayout:
     token slots.
     """
 
-    num_layers: int
-    num_kv_heads: int
-    head_dim: int
-    block_size: int
+    num_layers: Dimension
+    num_kv_heads: Dimension
+    head_dim: Dimension
+    block_size: Dimension
     dtype: Dtype
-    version: int = LAYOUT_VERSION
+    version: Count = LAYOUT_VERSION
 
     @property
     def layer_bytes(self) -> int:

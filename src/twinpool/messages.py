@@ -1,7 +1,7 @@
 """Every message on a wire: frozen, typed, tagged, versioned; MessagePack by msgspec.
 
-Decoding rejects what it does not know: another version, an unknown tag, an unknown or ill-typed field. Durations
-are seconds on the sender's own clock; no timestamp crosses a process border.
+Decoding rejects what it does not know: another version, an unknown tag, an unknown or ill-typed field, a value beyond
+its bounds (`bounds`). Durations are seconds on the sender's own clock; no timestamp crosses a process border.
 
 Who sends what::
 
@@ -14,11 +14,30 @@ Who sends what::
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import StrEnum
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
+from twinpool.bounds import (
+    MOST_JOBS,
+    MOST_WORKERS,
+    Address,
+    Amount,
+    BlockIds,
+    ByteCount,
+    Count,
+    Digests,
+    Fence,
+    Fences,
+    Label,
+    Name,
+    Seconds,
+    Size,
+    Text,
+    TransferSeconds,
+)
 from twinpool.config import Encryption, Role
 from twinpool.errors import InvariantViolation, ProtocolError
 from twinpool.layout import KVLayout
@@ -38,10 +57,10 @@ class Message(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True)
 class PeerInfo(Message, frozen=True, tag=True):
     """How to reach a worker's peer socket. `incarnation` is new at every start of the process."""
 
-    worker_id: str
-    incarnation: str
+    worker_id: Name
+    incarnation: Name
     role: Role
-    endpoint: str
+    endpoint: Label
 
 
 class Register(Message, frozen=True, tag=True):
@@ -51,17 +70,17 @@ class Register(Message, frozen=True, tag=True):
     can hold; `max_num_seqs` how many it decodes together.
     """
 
-    worker_id: str
-    incarnation: str
+    worker_id: Name
+    incarnation: Name
     role: Role
-    pid: int
-    endpoint: str
-    fingerprint: str
+    pid: Count
+    endpoint: Label
+    fingerprint: Label
     layout: KVLayout
-    num_blocks: int
-    max_model_len: int
-    max_num_seqs: int
-    protocol: int = PROTOCOL_VERSION
+    num_blocks: Size
+    max_model_len: Size
+    max_num_seqs: Size
+    protocol: Count = PROTOCOL_VERSION
 
 
 class LinkReady(Message, frozen=True, tag=True):
@@ -70,19 +89,19 @@ class LinkReady(Message, frozen=True, tag=True):
     `gb_per_s` is the measured rate of the probe in 1e9 bytes per second, over `probe_bytes`.
     """
 
-    decode_worker: str
-    decode_incarnation: str
-    transport: str
-    gb_per_s: float
-    probe_bytes: int
+    decode_worker: Name
+    decode_incarnation: Name
+    transport: Label
+    gb_per_s: Amount
+    probe_bytes: ByteCount
 
 
 class LinkFailed(Message, frozen=True, tag=True):
     """A prefill worker cannot exchange KV with a decode worker (layouts differ, probe failed)."""
 
-    decode_worker: str
-    decode_incarnation: str
-    reason: str
+    decode_worker: Name
+    decode_incarnation: Name
+    reason: Text
 
 
 class WorkerStats(Message, frozen=True, tag=True):
@@ -94,16 +113,16 @@ class WorkerStats(Message, frozen=True, tag=True):
     while all is well or nothing is to be done.
     """
 
-    free_blocks: int
-    owned_blocks: int
-    cached_blocks: int
-    quarantined_blocks: int
-    leased_blocks: int
-    waiting: int
-    running: int
-    waiting_tokens: int
-    counters: dict[str, float]
-    stalled_s: float = 0.0
+    free_blocks: Count
+    owned_blocks: Count
+    cached_blocks: Count
+    quarantined_blocks: Count
+    leased_blocks: Count
+    waiting: Count
+    running: Count
+    waiting_tokens: ByteCount
+    counters: Annotated[dict[Label, Amount], msgspec.Meta(max_length=256)]
+    stalled_s: Seconds = 0.0
 
 
 class Heartbeat(Message, frozen=True, tag=True):
@@ -115,25 +134,25 @@ class Heartbeat(Message, frozen=True, tag=True):
 class Left(Message, frozen=True, tag=True):
     """The worker stops on purpose; nothing more comes from it. `reason` is for the log."""
 
-    reason: str
+    reason: Text
 
 
 class Welcome(Message, frozen=True, tag=True):
     """The worker is in, and heartbeats every `heartbeat_s` from now on."""
 
-    heartbeat_s: float
+    heartbeat_s: Annotated[float, msgspec.Meta(ge=0.001, le=3600)]
 
 
 class Denied(Message, frozen=True, tag=True):
     """The worker must not join: `reason` names both sides' values. The worker exits with that line."""
 
-    reason: str
+    reason: Text
 
 
 class Peers(Message, frozen=True, tag=True):
     """All live workers that this worker may exchange KV with: the whole list, each time it changes."""
 
-    peers: tuple[PeerInfo, ...]
+    peers: Annotated[tuple[PeerInfo, ...], msgspec.Meta(max_length=MOST_WORKERS)]
 
 
 class Stop(Message, frozen=True, tag=True):
@@ -152,15 +171,15 @@ class Prefill(Message, frozen=True, tag=True):
     """Compute the job's prompt and sample one token. `decode_worker` will take the KV once it has granted room."""
 
     job: Job
-    decode_worker: str
+    decode_worker: Name
 
 
 class Reserve(Message, frozen=True, tag=True):
     """Reserve room on decode for the job, whose KV `prefill_worker` will push. Answer: Granted, now or when room is."""
 
     job: Job
-    prefill_worker: str
-    prefill_incarnation: str
+    prefill_worker: Name
+    prefill_incarnation: Name
 
 
 class Granted(Message, frozen=True, tag=True):
@@ -169,21 +188,27 @@ class Granted(Message, frozen=True, tag=True):
     """
 
     key: RequestKey
-    fence: int
-    block_ids: tuple[int, ...]
-    num_cached_blocks: int
-    wait_s: float
+    fence: Fence
+    block_ids: BlockIds
+    num_cached_blocks: Count
+    wait_s: Seconds
+
+    def __post_init__(self) -> None:
+        _require_cached_within(self.num_cached_blocks, self.block_ids)
 
 
 class PushTo(Message, frozen=True, tag=True):
     """The grant, forwarded to the prefill worker that computes the job."""
 
     key: RequestKey
-    decode_worker: str
-    decode_incarnation: str
-    fence: int
-    block_ids: tuple[int, ...]
-    num_cached_blocks: int
+    decode_worker: Name
+    decode_incarnation: Name
+    fence: Fence
+    block_ids: BlockIds
+    num_cached_blocks: Count
+
+    def __post_init__(self) -> None:
+        _require_cached_within(self.num_cached_blocks, self.block_ids)
 
 
 class Generate(Message, frozen=True, tag=True):
@@ -196,15 +221,15 @@ class Token(msgspec.Struct, frozen=True, array_like=True):
     """One output token of one attempt. `index` counts the request's output tokens from 0 over all attempts."""
 
     key: RequestKey
-    index: int
-    token_id: int
+    index: Count
+    token_id: Count
     finish: FinishReason | None = None
 
 
 class StepTokens(Message, frozen=True, tag=True):
     """All tokens that one step of one worker produced."""
 
-    tokens: tuple[Token, ...]
+    tokens: Annotated[tuple[Token, ...], msgspec.Meta(max_length=MOST_JOBS)]
 
 
 class PrefillReport(Message, frozen=True, tag=True):
@@ -215,11 +240,11 @@ class PrefillReport(Message, frozen=True, tag=True):
     """
 
     key: RequestKey
-    queue_s: float
-    compute_s: float
-    num_cached: int
-    num_computed: int
-    num_steps: int
+    queue_s: Seconds
+    compute_s: Seconds
+    num_cached: Count
+    num_computed: Count
+    num_steps: Count
 
 
 class HandoffReport(Message, frozen=True, tag=True):
@@ -231,12 +256,12 @@ class HandoffReport(Message, frozen=True, tag=True):
     """
 
     key: RequestKey
-    transport: str
-    num_bytes: int
-    transfer_s: float
-    wait_s: float
-    num_blocks_sent: int
-    num_blocks_cached: int
+    transport: Label
+    num_bytes: ByteCount
+    transfer_s: Seconds
+    wait_s: Seconds
+    num_blocks_sent: Count
+    num_blocks_cached: Count
 
 
 class DropReason(StrEnum):
@@ -264,7 +289,7 @@ class Dropped(Message, frozen=True, tag=True):
 
     key: RequestKey
     reason: DropReason
-    detail: str = ""
+    detail: Text = ""
 
 
 class Cancel(Message, frozen=True, tag=True):
@@ -279,30 +304,30 @@ class Cancel(Message, frozen=True, tag=True):
 class PeerHello(Message, frozen=True, tag=True):
     """First message of a prefill worker on a decode worker's peer socket."""
 
-    worker_id: str
-    incarnation: str
-    fingerprint: str
+    worker_id: Name
+    incarnation: Name
+    fingerprint: Label
     layout: KVLayout
-    transport: str
-    transports: tuple[str, ...]
-    host: str
+    transport: Label
+    transports: Annotated[tuple[Label, ...], msgspec.Meta(max_length=16)]
+    host: Label
     encryption: Encryption
-    protocol: int = PROTOCOL_VERSION
+    protocol: Count = PROTOCOL_VERSION
 
 
 class PeerWelcome(Message, frozen=True, tag=True):
     """The decode worker accepts: use `transport`, with `address` (the transport's own business)."""
 
-    worker_id: str
-    incarnation: str
-    transport: str
-    address: bytes
+    worker_id: Name
+    incarnation: Name
+    transport: Label
+    address: Address
 
 
 class PeerDenied(Message, frozen=True, tag=True):
     """The decode worker refuses; `reason` names both sides' values."""
 
-    reason: str
+    reason: Text
 
 
 class Manifest(msgspec.Struct, frozen=True):
@@ -314,15 +339,15 @@ class Manifest(msgspec.Struct, frozen=True):
     """
 
     key: RequestKey
-    fence: int
-    fingerprint: str
+    fence: Fence
+    fingerprint: Label
     layout: KVLayout
-    num_tokens: int
-    block_ids: tuple[int, ...]
-    digests: tuple[int, ...]
-    first_token: int
-    num_bytes: int
-    transfer_s: float
+    num_tokens: Count
+    block_ids: BlockIds
+    digests: Digests
+    first_token: Count
+    num_bytes: ByteCount
+    transfer_s: TransferSeconds
 
 
 class Renew(Message, frozen=True, tag=True):
@@ -331,7 +356,7 @@ class Renew(Message, frozen=True, tag=True):
     Sent from the moment the grant arrives until its Seal, several times per lease.
     """
 
-    fences: tuple[int, ...]
+    fences: Fences
 
 
 class Seal(Message, frozen=True, tag=True):
@@ -345,49 +370,49 @@ class SealAck(Message, frozen=True, tag=True):
     without an error, for a seal that comes again: what became of the KV, decode has told the coordinator."""
 
     key: RequestKey
-    fence: int
-    error: str = ""
+    fence: Fence
+    error: Text = ""
 
 
 class Revoke(Message, frozen=True, tag=True):
     """Stop writing under this fence, forever, and acknowledge when no byte can come any more."""
 
     key: RequestKey
-    fence: int
+    fence: Fence
 
 
 class RevokeAck(Message, frozen=True, tag=True):
     """No byte will be written under this fence any more."""
 
     key: RequestKey
-    fence: int
+    fence: Fence
 
 
 class ProbeSeal(Message, frozen=True, tag=True):
     """The probe's bytes are sent; the receiver answers ProbeAck once they are all there and equal."""
 
-    fence: int
-    digests: tuple[int, ...]
+    fence: Fence
+    digests: Digests
 
 
 class ProbeAck(Message, frozen=True, tag=True):
     """The probe arrived (or not: `error`)."""
 
-    fence: int
-    error: str = ""
+    fence: Fence
+    error: Text = ""
 
 
 class ProbeRequest(Message, frozen=True, tag=True):
     """A prefill worker asks for blocks to write a probe into."""
 
-    num_blocks: int
+    num_blocks: Size
 
 
 class ProbeGrant(Message, frozen=True, tag=True):
     """Blocks for a probe. They return to the pool when the probe ends."""
 
-    fence: int
-    block_ids: tuple[int, ...]
+    fence: Fence
+    block_ids: BlockIds
 
 
 AnyMessage = (
@@ -396,6 +421,12 @@ AnyMessage = (
     | PeerHello | PeerWelcome | PeerDenied | Renew | Seal | SealAck | Revoke | RevokeAck
     | ProbeRequest | ProbeGrant | ProbeSeal | ProbeAck
 )  # fmt: skip
+
+
+def _require_cached_within(num_cached_blocks: int, block_ids: Sequence[int]) -> None:
+    if num_cached_blocks > len(block_ids):
+        raise ValueError(f"{num_cached_blocks} of {len(block_ids)} blocks are cached")
+
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(AnyMessage)
@@ -423,6 +454,6 @@ def decode(data: bytes | memoryview) -> Message:
         raise ProtocolError(f"a message of {len(data)} bytes; at most {MAX_MESSAGE_BYTES} are read")
     try:
         message: Message = _decoder.decode(data)
-    except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError) as exc:
+    except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError, RecursionError) as exc:
         raise ProtocolError(f"a message that this version does not read: {exc}") from exc
     return message

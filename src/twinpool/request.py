@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
+
+from msgspec import Meta
+
+from twinpool.bounds import Bits64, Count, Fraction, RequestId, Salt, Size, TokenIds
 
 
 class RequestState(StrEnum):
@@ -54,8 +58,8 @@ class FinishReason(StrEnum):
 class RequestKey(NamedTuple):
     """One attempt at one request. Workers know requests only by this pair; a stale attempt never matches."""
 
-    request_id: str
-    attempt: int
+    request_id: RequestId
+    attempt: Count
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,15 +71,15 @@ class SamplingParams:
     of the whole request, over all attempts.
     """
 
-    max_tokens: int
-    seed: int
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    min_tokens: int = 0
+    max_tokens: Size
+    seed: Bits64
+    temperature: Annotated[float, Meta(ge=0, le=1e6)] = 1.0
+    top_p: Fraction = 1.0
+    top_k: Count = 0
+    min_p: Fraction = 0.0
+    min_tokens: Count = 0
     ignore_eos: bool = False
-    stop_token_ids: tuple[int, ...] = ()
+    stop_token_ids: TokenIds = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,13 +90,19 @@ class Job:
     first attempt): resuming is prefilling them too. `eos_token_ids` end the answer unless `ignore_eos`.
     """
 
-    request_id: str
-    attempt: int
-    token_ids: tuple[int, ...]
+    request_id: RequestId
+    attempt: Count
+    token_ids: TokenIds
     sampling: SamplingParams
-    eos_token_ids: tuple[int, ...]
-    num_emitted: int = 0
-    cache_salt: str = ""
+    eos_token_ids: TokenIds
+    num_emitted: Count = 0
+    cache_salt: Salt = ""
+
+    def __post_init__(self) -> None:
+        if not self.num_emitted < len(self.token_ids):
+            raise ValueError(
+                f"{self.num_emitted} of {len(self.token_ids)} tokens are output: there is no prompt"
+            )
 
     @property
     def key(self) -> RequestKey:
@@ -103,6 +113,11 @@ class Job:
     def num_prompt(self) -> int:
         """Tokens of the client's own prompt."""
         return len(self.token_ids) - self.num_emitted
+
+    @property
+    def ends_with_first_token(self) -> bool:
+        """Whether this attempt's first token is sure to be the answer's last: no pool ever decodes it."""
+        return self.num_emitted + 1 >= self.sampling.max_tokens
 
     def finish_reason(self, output_index: int, token_id: int) -> FinishReason | None:
         """Why generation ends with the output token `token_id` at `output_index` (from 0), or None to go on.

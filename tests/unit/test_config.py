@@ -6,6 +6,7 @@ from math import inf, nan
 from typing import Any
 
 import pytest
+from support.join_token import TEST_TOKEN
 
 from twinpool.cli import main
 from twinpool.config import (
@@ -49,7 +50,8 @@ HUGE = 10**20
     ],
 )
 def test_a_silly_value_is_named(config: Any, field: str, flag: str, values: tuple[Any, ...]) -> None:
-    needed = {EngineConfig: {"model_dir": ""}, LinkConfig: {"coordinator": "tcp://a:1", "worker_id": "a"}}
+    link = {"coordinator": "tcp://a:1", "worker_id": "a", "join_token": TEST_TOKEN}
+    needed = {EngineConfig: {"model_dir": ""}, LinkConfig: link}
     for value in values:
         with pytest.raises(ConfigError) as refused:
             config(**{**needed.get(config, {}), field: value})

@@ -1,0 +1,48 @@
+"""How long and how large values on a wire may be. Decoding refuses what is beyond (`messages.decode`).
+
+The bounds are far above what a server can be configured to, and low enough that no message makes a process compute or
+remember without limit. Names and numbers within them can still make no sense: that is for the cores to find out.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta
+
+MOST = 2**31 - 1
+"""Tokens, blocks, and whatever else is counted one by one."""
+MOST_BYTES = 2**63 - 1
+MOST_IDS = 1 << 24
+MOST_WORKERS = 4096
+MOST_JOBS = 1 << 20
+
+Name = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9_-]{1,64}\Z")]
+"""Of a worker, a process, a server: what can be part of a file's name."""
+Label = Annotated[str, Meta(max_length=256)]
+"""Of a host, a model, an endpoint, a transport, a metric."""
+RequestId = Annotated[str, Meta(min_length=1, max_length=256)]
+Text = Annotated[str, Meta(max_length=1 << 14)]
+"""A reason, for people."""
+Address = Annotated[bytes, Meta(min_length=1, max_length=1 << 17)]
+Salt = Annotated[str, Meta(max_length=1 << 12)]
+
+Count = Annotated[int, Meta(ge=0, le=MOST)]
+Size = Annotated[int, Meta(ge=1, le=MOST)]
+ByteCount = Annotated[int, Meta(ge=0, le=MOST_BYTES)]
+Fence = Annotated[int, Meta(ge=0, le=MOST_BYTES)]
+Bits64 = Annotated[int, Meta(ge=0)]
+"""A digest, a seed: MessagePack itself ends at 64 bits."""
+Dimension = Annotated[int, Meta(ge=1, le=1 << 16)]
+
+Seconds = Annotated[float, Meta(ge=0, le=1e9)]
+"""Finite, as all numbers here are."""
+TransferSeconds = Annotated[float, Meta(ge=0, le=3600)]
+"""A receiver waits that much longer for bytes that took so long to send."""
+Amount = Annotated[float, Meta(ge=0, le=1e18)]
+Fraction = Annotated[float, Meta(ge=0, le=1)]
+
+TokenIds = Annotated[tuple[Count, ...], Meta(max_length=MOST_IDS)]
+BlockIds = Annotated[tuple[Count, ...], Meta(max_length=MOST_IDS)]
+Digests = Annotated[tuple[Bits64, ...], Meta(max_length=MOST_IDS)]
+Fences = Annotated[tuple[Fence, ...], Meta(max_length=MOST_JOBS)]
