@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import uvloop
+
 from twinpool.bench.server_under_test import ServerUnderTest
 from twinpool.errors import TwinpoolError
 
@@ -115,11 +117,12 @@ def run(prove: Prove, args: argparse.Namespace) -> int:
     Returns the exit status.
     """
     try:
-        report = asyncio.run(_prove(prove, args))
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as loop:
+            report = loop.run(_prove(prove, args))
     except TwinpoolError as exc:
         print(exc, file=sys.stderr)
         return EXIT_WRONG
-    except (KeyboardInterrupt, asyncio.CancelledError):
+    except asyncio.CancelledError:
         print("interrupted", file=sys.stderr)
         return EXIT_INTERRUPTED
     print(report.text())
@@ -136,7 +139,8 @@ def say(text: str) -> None:
 async def _prove(prove: Prove, args: argparse.Namespace) -> Report:
     task = asyncio.current_task()
     assert task is not None, "a coroutine runs in a task"
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, task.cancel)
     if args.url:
         server = ServerUnderTest.attach(args.url, args.api_key)
     else:

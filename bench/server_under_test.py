@@ -189,7 +189,10 @@ class ServerUnderTest:
         return "\n".join(self.log_path.read_text(errors="replace").splitlines()[-num_lines:])
 
     async def stop(self) -> None:
-        """SIGTERM and, when that does not end it in time, SIGKILL to its process group. Only if it was started here."""
+        """SIGTERM and, when that does not end it in time or the caller is cancelled, SIGKILL to its process group.
+
+        Only if it was started here.
+        """
         if self.process is None:
             return
         if self.process.poll() is None:
@@ -197,8 +200,15 @@ class ServerUnderTest:
         try:
             await asyncio.to_thread(self.process.wait, STOP_LIMIT_S)
         except subprocess.TimeoutExpired:
-            os.killpg(self.process.pid, signal.SIGKILL)
-            self.process.wait()
+            self._kill()
+        except asyncio.CancelledError:
+            self._kill()
+            raise
+
+    def _kill(self) -> None:
+        assert self.process is not None, "it was started here"
+        os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
 
 
 def _title(process: psutil.Process) -> str:
