@@ -8,8 +8,10 @@ from twinpool.config import CoordinatorConfig, Role
 from twinpool.coordinator.events import (
     Abandoned,
     Arrived,
+    Cancelled,
     Command,
     Completed,
+    Cut,
     Emit,
     Event,
     FromWorker,
@@ -159,6 +161,14 @@ class CoreDriver:
     def abandon(self, request_id: str = "r") -> None:
         """Its client leaves."""
         self.do(Abandoned(request_id))
+
+    def cancel(self, request_id: str = "r", tenant: str = "anyone") -> None:
+        """A client of that tenant wants it to end."""
+        self.do(Cancelled(request_id, tenant))
+
+    def cut(self, error: RequestError, request_id: str = "r") -> None:
+        """The gateway gives it up."""
+        self.do(Cut(request_id, error))
 
     def complete(self, num_tokens: int, request_id: str = "r") -> None:
         """A stop string ends it."""
