@@ -10,6 +10,8 @@ that is alone has all of it, and nobody can keep others out.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from twinpool.config import CoordinatorConfig
 from twinpool.coordinator.accounts import Account, Accounts
 from twinpool.coordinator.lifecycle import Request
@@ -64,8 +66,16 @@ class Admission:
         if wait_s is not None:
             wait_there_s = self.prefill.seconds_before(self._registry.least_pending_tokens())
             found += [self._too_long(wait_s), _too_late(submission, wait_s + wait_there_s, prefill_s, now)]
-        refusals = [refusal for refusal in found if refusal is not None]
-        return max(refusals, key=lambda refusal: refusal.retry_after_s, default=None)
+        return _longest(found)
+
+    def refusal_of_any(self, account: Account, priority: int, now: float) -> RequestError | None:
+        """Why no request of that tenant and priority would be admitted now, whatever its prompt; None if one may be."""
+        is_ready, why = self._registry.ready()
+        if not is_ready:
+            return NoWorker(f"the server cannot run requests now: {why}")
+        wait_s = self.predicted_wait_s(account, priority, now)
+        found = [account.refusal(0, now), self._no_room(0, account, now)]
+        return _longest([*found, None if wait_s is None else self._too_long(wait_s)])
 
     def predicted_wait_s(self, account: Account, priority: int, now: float) -> float | None:
         """How long a new request of that tenant would wait in the queue; None without evidence."""
@@ -149,6 +159,11 @@ class Admission:
         allowed = f"at most {self._config.max_wait_s:g} s are allowed"
         what = f"the server is busy: the predicted wait is {wait_s:.1f} s and {allowed}"
         return QueueFull(what, retry_after_s=over_s)
+
+
+def _longest(found: Sequence[TryLater | None]) -> TryLater | None:
+    refusals = [refusal for refusal in found if refusal is not None]
+    return max(refusals, key=lambda refusal: refusal.retry_after_s, default=None)
 
 
 def _never_in_time(submission: Submission, prefill_s: float, now: float) -> InvalidRequest | None:

@@ -190,6 +190,7 @@ class Gateway:
                 self._check_model(wanted.model)
             check_token_ids("stop_token_ids", wanted.stop_token_ids, self._tokenizer.vocab_size)
             validated_at = service.now()
+            service.knock(claim.request_id, claim.tenant, wanted.priority)
             token_ids = await self._tokenize(wanted)
         tokenized_at = service.now()
         timeout_s = min(header_timeout_s, wanted.timeout_s)

@@ -14,6 +14,7 @@ from twinpool.coordinator.retries import RetryBudget
 from twinpool.coordinator.routing import Router, prefix_chain
 from twinpool.coordinator.service import Submission
 from twinpool.coordinator.tally import Tally
+from twinpool.coordinator.tenants import Tenant
 from twinpool.coordinator.timeline import Timeline
 from twinpool.coordinator.waiting import WaitingQueue
 from twinpool.errors import (
@@ -25,7 +26,9 @@ from twinpool.errors import (
     UnknownRequest,
 )
 from twinpool.metrics import CoordinatorMetric, Timing
-from twinpool.request import FinishReason
+from twinpool.request import FinishReason, RequestState
+
+STOPPING = "the server is stopping and takes no new requests"
 
 
 class Clients:
@@ -67,9 +70,7 @@ class Clients:
         request.move(Move.TOKENIZE, submission.tokenized_at)
         if (error := self._refusal(request, now)) is not None:
             request.move(Move.REJECT, now)
-            self._tally.add(CoordinatorMetric.REQUESTS, request.state)
-            self._tally.add(CoordinatorMetric.REFUSED, error.code or error.kind)
-            self._emit(Refuse(submission.request_id, error))
+            self._refuse(submission.request_id, error)
             return
         num_prompt = len(submission.prompt_token_ids)
         request.account.admit(num_prompt + submission.sampling.max_tokens, now)
@@ -146,6 +147,18 @@ class Clients:
             if request.ending is None:
                 self._time_out(request, error, now)
 
+    def knocked(self, request_id: str, tenant: Tenant, priority: int, now: float) -> None:
+        """A new request whose prompt is not known yet: refused at once if its prompt does not matter."""
+        error: RequestError | None = NoWorker(STOPPING) if self.is_draining else None
+        error = error or self._admission.refusal_of_any(self._accounts.of(tenant, now), priority, now)
+        if error is not None:
+            self._refuse(request_id, error)
+
+    def _refuse(self, request_id: str, error: RequestError) -> None:
+        self._tally.add(CoordinatorMetric.REQUESTS, RequestState.REJECTED)
+        self._tally.add(CoordinatorMetric.REFUSED, error.code or error.kind)
+        self._emit(Refuse(request_id, error))
+
     def _refusal(self, request: Request, now: float) -> RequestError | None:
         request_id = request.request_id
         if request_id in self._custody.requests:
@@ -153,7 +166,7 @@ class Clients:
                 f"a request with the id {request_id!r} runs already; wait for it, or choose another id"
             )
         if self.is_draining:
-            return NoWorker("the server is stopping and takes no new requests")
+            return NoWorker(STOPPING)
         num_cached = 0 if request.submission.deadline is None else self._router.best_match(request)
         return self._admission.refusal(request, num_cached, now)
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from twinpool.config import Role
 from twinpool.coordinator.service import Output, Submission
+from twinpool.coordinator.tenants import Tenant
 from twinpool.errors import RequestError
 from twinpool.messages import Message
 
@@ -17,6 +18,17 @@ class Arrived:
     """The gateway submits a request. Answered by Refuse at once, or by Emits up to one with `finish`."""
 
     submission: Submission
+
+
+@dataclass(frozen=True, slots=True)
+class Knocked:
+    """A request of that tenant and priority is here, its prompt not tokenized yet. Answered by Refuse if it would not
+    be admitted whatever the prompt is, else by nothing.
+    """
+
+    request_id: str
+    tenant: Tenant
+    priority: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +116,7 @@ class Shutdown:
 
 Event = (
     Arrived
+    | Knocked
     | Completed
     | Abandoned
     | Cancelled

@@ -24,6 +24,7 @@ from twinpool.coordinator.events import (
     EndProcess,
     Event,
     FromWorker,
+    Knocked,
     Note,
     PoolGivenUp,
     Refuse,
@@ -168,6 +169,12 @@ class Coordinator:
         else:
             self._streams[request_id] = other
         raise error
+
+    def knock(self, request_id: str, tenant: Tenant, priority: int) -> None:
+        """Raises if the request would be refused whatever its prompt; see `Service.knock`."""
+        self._handle(Knocked(request_id, tenant, priority))
+        if (error := self._refusals.pop(request_id, None)) is not None:
+            raise error
 
     def complete(self, request_id: str, num_output_tokens: int) -> None:
         """A stop string ended the answer; see `Service.complete`."""

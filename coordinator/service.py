@@ -53,6 +53,11 @@ class Service(Protocol):
         """The coordinator clock, in seconds."""
         ...
 
+    def knock(self, request_id: str, tenant: Tenant, priority: int) -> None:
+        """Raises what `submit` would raise for any request of that tenant and priority now, whatever its prompt:
+        NoWorker, QueueFull, QuotaExceeded. Asked before a prompt is tokenized, so that a refusal costs nothing."""
+        ...
+
     def submit(self, submission: Submission) -> AsyncIterator[Output]:
         """Admits the request and yields its outputs; ends after the one with `finish`.
 

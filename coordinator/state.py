@@ -123,6 +123,8 @@ class CoordinatorCore:
                 self._from_worker(worker_id, incarnation, message, now)
             case events.Arrived(submission):
                 self._clients.arrived(submission, now)
+            case events.Knocked(request_id, tenant, priority):
+                self._clients.knocked(request_id, tenant, priority, now)
             case events.Tick():
                 self._tick(now)
             case events.Completed(request_id, num_output_tokens):

@@ -76,6 +76,8 @@ class ScriptedService:
         self._max_model_len: int | None = max_model_len
         self.script: Script = says("Hello")
         self.refusal: Exception | None = None
+        self.refusal_unheard: Exception | None = None
+        self.knocks: list[tuple[str, str, int]] = []
         self.ready_answer = (True, "")
         self.health_answer = (True, "nothing to do")
         self.submissions: list[Submission] = []
@@ -118,6 +120,11 @@ class ScriptedService:
 
     def now(self) -> float:
         return asyncio.get_running_loop().time()
+
+    def knock(self, request_id: str, tenant: Tenant, priority: int) -> None:
+        self.knocks.append((request_id, tenant.name, priority))
+        if self.refusal_unheard is not None:
+            raise self.refusal_unheard
 
     def submit(self, submission: Submission) -> AsyncIterator[Output]:
         if self.refusal is not None:

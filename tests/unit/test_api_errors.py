@@ -9,6 +9,7 @@ import pytest
 from support.gateway import MODEL, ScriptedService, error_of, events, tiny_tokenizer
 
 from twinpool.coordinator.service import Output
+from twinpool.engine.tokenizer import Tokenizer
 from twinpool.errors import (
     ContextLengthExceeded,
     InvariantViolation,
@@ -92,6 +93,21 @@ async def test_what_the_coordinator_refuses_has_its_status(
     assert error_of(response, status)["code"] == code
     assert response.headers.get("retry-after") == ("3" if status == 429 else None)
     assert response.headers["x-request-id"] == "r-1"
+
+
+async def test_a_request_that_would_be_refused_anyway_is_not_tokenized(
+    client: httpx.AsyncClient, service: ScriptedService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service.refusal_unheard = QueueFull("the queue is full", retry_after_s=2)
+
+    def encode(*_: object) -> list[int]:
+        raise AssertionError("the prompt was tokenized")
+
+    monkeypatch.setattr(Tokenizer, "encode", encode)
+    response = await client.post(CHAT, json=HELLO | {"priority": 4}, headers={"x-request-id": "r"})
+    assert error_of(response, 429)["code"] == "queue_full"
+    assert service.knocks == [("r", "anyone", 4)]
+    assert service.submissions == []
 
 
 @pytest.mark.parametrize("stream", [False, True])

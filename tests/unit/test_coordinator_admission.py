@@ -6,7 +6,8 @@ import pytest
 from support.coordinator_core import CoreDriver
 
 from twinpool.config import Role
-from twinpool.coordinator.events import Shutdown
+from twinpool.coordinator.events import Drain, Knocked, Shutdown
+from twinpool.coordinator.tenants import ANYONE
 from twinpool.errors import ContextLengthExceeded, DuplicateRequest, InvalidRequest, NoWorker, QueueFull
 from twinpool.metrics import CoordinatorMetric
 from twinpool.request import FinishReason, RequestState
@@ -66,6 +67,29 @@ def test_the_queue_is_bounded_in_requests_and_says_when_to_come_back() -> None:
     driver.submit("g")
     assert isinstance(error := driver.refusals["g"], QueueFull)
     assert error.retry_after_s == pytest.approx(2.0, rel=0.2)
+    driver.do(Shutdown())
+    driver.answer_cancels()
+    driver.assert_empty()
+
+
+def test_a_request_is_refused_before_its_prompt_is_known_when_no_prompt_would_be_taken() -> None:
+    driver = CoreDriver(max_in_flight=1, max_queue_requests=2)
+    driver.do(Knocked("early", ANYONE, 0))
+    assert isinstance(driver.refusals["early"], NoWorker)
+    driver.pair()
+    for request_id in ("a", "b", "c"):
+        driver.do(Knocked(request_id, ANYONE, 0))
+        driver.submit(request_id)
+    driver.do(Knocked("d", ANYONE, 0))
+    driver.submit("e")
+    unknown, known = driver.refusals["d"], driver.refusals["e"]
+    assert isinstance(unknown, QueueFull)
+    assert (unknown.message, unknown.retry_after_s) == (known.message, known.retry_after_s)
+    assert driver.refusals.keys() == {"early", "d", "e"}
+    assert driver.count(CoordinatorMetric.REQUESTS, "rejected") == 3
+    driver.do(Drain())
+    driver.do(Knocked("late", ANYONE, 0))
+    assert "stopping" in driver.refusals["late"].message
     driver.do(Shutdown())
     driver.answer_cancels()
     driver.assert_empty()
