@@ -209,9 +209,10 @@ class CoordinatorCore:
             self._custody.send(prefill, Generate(job))
         else:
             self._custody.open(request, LegKind.PREFILL, prefill, uncached)
-            self._custody.open(request, LegKind.DECODE, decode, 0)
             self._custody.send(prefill, Prefill(job, decode.worker_id))
-            self._custody.send(decode, Reserve(job, prefill.worker_id, prefill.incarnation))
+            if not job.ends_with_first_token:
+                self._custody.open(request, LegKind.DECODE, decode, 0)
+                self._custody.send(decode, Reserve(job, prefill.worker_id, prefill.incarnation))
         self._router.dispatched(request, route)
 
     # ── the workers' side ───────────────────────────────────────────────────────────────────────────────────

@@ -166,8 +166,9 @@ class PrefillCore:
     # ── admission to the scheduler ────────────────────────────────────────────────────────────────────────
 
     def may_start(self, prompt: Prompt, num_blocks: int) -> bool:
-        """A granted prompt always; another while the blocks of ungranted ones stay within the bound."""
-        if self._jobs[prompt.job.key].grant:
+        """A granted prompt always, and one that is never handed over; another while the blocks of ungranted ones stay
+        within the bound."""
+        if self._jobs[prompt.job.key].grant or prompt.job.ends_with_first_token:
             return True
         held = self._num_ungranted_blocks
         if held and held + num_blocks > self._max_parked:

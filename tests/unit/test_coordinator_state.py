@@ -70,14 +70,22 @@ def test_a_colocated_worker_does_it_alone() -> None:
 
 
 def test_a_request_that_ends_with_its_first_token_is_not_handed_off(driver: CoreDriver) -> None:
-    driver.submit(max_tokens=1)
+    driver.submit(max_tokens=2)
     driver.grant()
-    driver.token("P", 0, FinishReason.LENGTH)
-    assert driver.finish() is FinishReason.LENGTH
+    driver.token("P", 0, FinishReason.STOP)
+    assert driver.finish() is FinishReason.STOP
     assert driver.sent_to("D")[1:] == [Cancel(RequestKey("r", 1))]
     # The client has its answer, but decode still holds the reservation.
     assert driver.state() is RequestState.DRAINING
     driver.answer_cancels()
+    assert driver.state() is RequestState.COMPLETED
+    driver.assert_empty()
+
+
+def test_decode_hears_nothing_of_an_answer_of_one_token(driver: CoreDriver) -> None:
+    driver.submit(max_tokens=1)
+    assert driver.sent_to("D") == []
+    driver.token("P", 0, FinishReason.LENGTH)
     assert driver.state() is RequestState.COMPLETED
     driver.assert_empty()
 

@@ -401,6 +401,18 @@ def test_ungranted_prompts_are_not_started_beyond_the_bound_and_granted_ones_are
     assert names(bench.plan()) == ["c"]
 
 
+def test_an_answer_of_one_token_is_computed_whatever_is_parked() -> None:
+    bench = Bench(num_blocks=20, max_parked_blocks=2)
+    bench.start(job("parked", 8))
+    bench.handle(done(bench.plan()))
+    bench.start(job("more", 8, first=100))
+    bench.start(job("one", 8, max_tokens=1, first=200))
+    plan = bench.plan()
+    assert names(plan) == ["one"]
+    bench.handle(done(plan))
+    assert bench.num_held == 2
+
+
 def test_a_granted_prompt_gets_its_blocks_from_the_youngest_parked_one() -> None:
     bench = Bench(num_blocks=6, max_parked_blocks=6)
     old, young, granted = job("old", 8), job("young", 8, first=100), job("granted", 16, first=200)
