@@ -80,6 +80,7 @@ class Client(Actor):
         self.error: RequestError | None = None
         self.is_refused = False
         self.is_over = False
+        self.ended_at = 0.0
         self._world = world
         self._coordinator: CoordinatorProcess | None = None
         self._unread: list[Output] = []
@@ -144,7 +145,7 @@ class Client(Actor):
         if self.is_over or self.num_emitted:
             raise Broken("one terminal output", f"{self.name} is refused after it was admitted: {error}")
         self.is_refused = self.is_over = True
-        self.error = error
+        self.error, self.ended_at = error, self._world.schedule.now
 
     def emitted(self, output: Output) -> None:
         """The coordinator emits the next output: each token once, in order, the right one, and one terminal output."""
@@ -159,6 +160,7 @@ class Client(Actor):
             raise Broken("the same tokens", f"{self.name} gets {output}, wanted is {self.whole}")
         self.finish, self.error = output.finish, output.error
         if self.finish is not None:
+            self.ended_at = self._world.schedule.now
             self._check_finish()
         self._unread.append(output)
         if not self._is_reading:

@@ -65,11 +65,6 @@ class Scenario:
     slow_s: float = 0.0
 
     @property
-    def is_calm(self) -> bool:
-        """Nothing goes wrong here, and no message takes so long that somebody gives up."""
-        return not self.faults
-
-    @property
     def faults_end_s(self) -> float:
         """When the last fault has begun and, if it lasts, ended."""
         return max((fault.at_s + fault.for_s for fault in self.faults), default=0.0)

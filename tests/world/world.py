@@ -35,6 +35,7 @@ class World:
         self.workers: dict[Identity, WorkerProcess] = {}
         self.clients = [Client(self, ask) for ask in scenario.asks]
         self._num_started = 0
+        self._is_calm = True
         self._fate = Actor("fate")
         self.coordinators: list[CoordinatorProcess] = []
         self.coordinator = self._start_coordinator()
@@ -44,7 +45,7 @@ class World:
         for client in self.clients:
             self.schedule.at(client.ask.at_s, client, client.submit)
         for fault in scenario.faults:
-            self.schedule.at(fault.at_s, self._fate, lambda fault=fault: self._strike(fault))
+            self.schedule.at(fault.at_s, self._fate, lambda fault=fault: self.strike(fault))
 
     # ── a run ───────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -58,7 +59,7 @@ class World:
         for coordinator in self.coordinators:
             if coordinator.is_alive:
                 coordinator.check_counts()
-        if self.scenario.is_calm:
+        if self._is_calm:
             self._check_calm()
 
     def run_until_s(self, moment: float) -> None:
@@ -156,7 +157,9 @@ class World:
 
     # ── faults ──────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _strike(self, fault: Fault) -> None:
+    def strike(self, fault: Fault) -> None:
+        """It happens now."""
+        self._is_calm = False
         self.story.tell(self.schedule.now, "fate", fault)
         workers = list(self.workers.values())
         pairs = [(worker, wire) for worker in workers for wire in worker.links.senders.values()]
