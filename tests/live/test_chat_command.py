@@ -35,6 +35,7 @@ class FakeServer:
         self.status = 200
         self.body = WHOLE
         self.asked: list[dict[str, Any]] = []
+        self.keys: set[str | None] = set()
         outer = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -48,6 +49,7 @@ class FakeServer:
                 self._send(outer.status, outer.body)
 
             def _send(self, status: int, body: str) -> None:
+                outer.keys.add(self.headers["Authorization"])
                 self.send_response(status)
                 self.end_headers()
                 self.wfile.write(body.encode())
@@ -173,3 +175,24 @@ def test_a_server_of_another_kind_is_named(server: FakeServer, capsys: pytest.Ca
     server.status, server.body = 404, "<html>not found</html>"
     assert main(["chat", "hi", "--model", "m", "--url", server.url]) == 1
     assert "<html>not found</html> (HTTP 404)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flags", "variable", "sent"),
+    [
+        ([], None, None),
+        ([], "from-environment", "Bearer from-environment"),
+        (["--api-key", "from-flag"], "from-environment", "Bearer from-flag"),
+    ],
+)
+def test_a_key_goes_with_every_request(
+    server: FakeServer,
+    monkeypatch: pytest.MonkeyPatch,
+    flags: list[str],
+    variable: str | None,
+    sent: str | None,
+) -> None:
+    if variable is not None:
+        monkeypatch.setenv("TWINPOOL_API_KEY", variable)
+    assert main(["chat", "--url", server.url, *flags, "Hi"]) == 0
+    assert server.keys == {sent}

@@ -5,15 +5,18 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import threading
 from collections.abc import AsyncIterator
 
 import httpx
 import openai
 import pytest
 from support.gateway import MODEL, SILENCE, ScriptedService, says, tiny_tokenizer
-from support.http_gateway import HELLO, THE, Gateway, posted, read_until, running, serve
+from support.http_gateway import HELLO, THE, Gateway, posted, read_until, running, serve, until
 
+from twinpool.coordinator.api import INLINE_CHARS
 from twinpool.coordinator.service import Output
+from twinpool.engine.tokenizer import Tokenizer
 from twinpool.errors import ConfigError, QueueFull, RequestFailed
 from twinpool.request import FinishReason
 
@@ -168,6 +171,27 @@ async def test_a_client_that_leaves_while_sending_its_body_asks_for_nothing(gate
         assert (await client.get(f"{gateway.url}/health")).status_code == 200
     assert gateway.service.submissions == []
     assert reader.at_eof() or await reader.read() == b""
+
+
+async def test_a_client_that_leaves_while_its_prompt_is_tokenized_asks_for_nothing(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_tokenizing, go_on = threading.Event(), threading.Event()
+
+    def encode(_self: Tokenizer, _text: str, _add_special_tokens: bool = False) -> list[int]:
+        is_tokenizing.set()
+        assert go_on.wait(10)
+        return [1, 2]
+
+    monkeypatch.setattr(Tokenizer, "encode", encode)
+    long = {"messages": [{"role": "user", "content": "a" * (INLINE_CHARS + 1)}]}
+    gateway.service.max_model_len = 10_000
+    async with posted(gateway, long):
+        assert await asyncio.to_thread(is_tokenizing.wait, 10)
+    await until(lambda: gateway.metric("twinpool_http_connections") == 0)
+    go_on.set()
+    await gateway.server.stop(deadline_s=5.0)
+    assert gateway.service.submissions == []
 
 
 # ── silence ───────────────────────────────────────────────────────────────────────────────────────────────

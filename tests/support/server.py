@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx
@@ -44,6 +44,8 @@ class Server:
     process: subprocess.Popen[bytes]
     url: str
     log_path: Path
+    headers: dict[str, str] = field(default_factory=dict)
+    """Sent with every request of this class: an API key, where the server wants one."""
 
     @property
     def log(self) -> str:
@@ -52,10 +54,10 @@ class Server:
     # No certificates are loaded for plain HTTP: that would take 30 ms, each time.
 
     def get(self, path: str) -> httpx.Response:
-        return httpx.get(self.url + path, timeout=10.0, verify=False)
+        return httpx.get(self.url + path, headers=self.headers, timeout=10.0, verify=False)
 
     def post(self, path: str, body: dict[str, object], timeout_s: float = 120.0) -> httpx.Response:
-        return httpx.post(self.url + path, json=body, timeout=timeout_s, verify=False)
+        return httpx.post(self.url + path, json=body, headers=self.headers, timeout=timeout_s, verify=False)
 
     def metric(self, name: str, **labels: str) -> float:
         """The sum of all samples of `name` whose labels include `labels`."""
