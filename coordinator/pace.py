@@ -6,11 +6,15 @@ import math
 from collections import deque
 from statistics import linear_regression
 
-WINDOW_S = 10.0
-LEAST_KEPT = 7 / 8
+WINDOW_S = 20.0
+LEAST_MEMORY = 16
+MOST_MEMORY = 64
+"""Departures that the sums reach back: about those of `WINDOW_S`, but never fewer or more than these."""
 LEAST_EVIDENCE_S = 0.5
-MARGIN = 2.0
-"""Standard deviations by which a predicted wait exceeds its mean: what is admitted should not time out."""
+MARGIN = 2.5
+"""Standard deviations by which a predicted wait exceeds its mean, so that of those admitted none in thousands times out
+(`tests/world/test_admission.py`).
+"""
 REMEMBERED_PROMPTS = 64
 
 
@@ -19,9 +23,8 @@ class Pace:
 
     An interval counts if somebody waited all the time between two departures: it shows what the workers can do, and
     nothing else. A straight line is laid through the intervals over the tokens that the request before had to prefill:
-    its slope is the time per token, the rest that per request. Sums decay with e^(−interval / `WINDOW_S`), but keep
-    `LEAST_KEPT`, so that slow servers have a history too. An interval that is open for longer than usual counts
-    as one of that length.
+    its slope is the time per token, the rest that per request. Older intervals fade. One that is open for longer than
+    usual counts as an interval of that length.
     """
 
     def __init__(self) -> None:
@@ -60,13 +63,15 @@ class Pace:
         per_token_s = min(max(0.0, covariance / spread), mean_s / mean_tokens) if spread > 1e-6 else 0.0
         per_request_s = mean_s - per_token_s * mean_tokens
         variance = squares - mean_s**2 - 2 * per_token_s * covariance + per_token_s**2 * spread
-        margin_s = MARGIN * math.sqrt(num_departures * max(0.0, variance))
+        deviation_s = math.sqrt(max(0.0, variance))
+        margin_s = MARGIN * math.sqrt(num_departures) * deviation_s
         wait_s = num_departures * per_request_s + (self._last_tokens + num_tokens) * per_token_s + margin_s
-        return max(0.0, wait_s - min(open_s, mean_s))
+        # What has passed of the open interval counts as far as it was to be expected.
+        return max(0.0, wait_s - min(open_s, max(0.0, mean_s - MARGIN * deviation_s)))
 
     def _with(self, interval_s: float) -> tuple[float, ...]:
         """The sums, with one more interval after the request that left last."""
-        keep = max(math.exp(-interval_s / WINDOW_S), LEAST_KEPT)
+        keep = min(max(math.exp(-interval_s / WINDOW_S), 1 - 1 / LEAST_MEMORY), 1 - 1 / MOST_MEMORY)
         tokens = self._last_tokens
         new = (1.0, interval_s, tokens, interval_s**2, interval_s * tokens, tokens**2)
         return tuple(old * keep + value for old, value in zip(self._sums, new, strict=True))
