@@ -78,10 +78,9 @@ def throughput(outcomes: Iterable[Outcome], start: float, end: float) -> Through
 
 
 async def measure_closed_loop(
-    client: Client, num_clients: int, seconds: float, next_request: NextRequest, limit_s: float
+    load: Load, num_clients: int, fill_s: float, seconds: float, next_request: NextRequest
 ) -> Throughput:
-    """The throughput that so many clients get. The first third of the time fills the server and does not count."""
-    load = Load(client, limit_s)
-    started = time.monotonic()
-    await load.closed_loop(num_clients, seconds, next_request)
-    return throughput(load.outcomes, started + seconds / 3, started + seconds)
+    """The throughput that so many clients get in `seconds`, after `fill_s` in which they fill the server."""
+    starts_at = time.monotonic() + fill_s
+    await load.closed_loop(num_clients, fill_s + seconds, next_request)
+    return throughput(load.outcomes, starts_at, starts_at + seconds)

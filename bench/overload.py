@@ -31,6 +31,7 @@ from twinpool.bench.server_under_test import ServerFault, ServerUnderTest
 STREAM_LIMIT_S = 60.0
 REST_LIMIT_S = 30.0
 REFUSAL_LIMIT_S = 0.05
+FILL_S = 5.0
 LIGHT_SHARE = 0.2
 KEPT_SHARE = 0.99
 RETRYING_SHARE = 0.1
@@ -69,9 +70,8 @@ async def prove(args: argparse.Namespace, server: ServerUnderTest) -> Report:
     rng = random.Random(args.seed)
     next_request = partial(prompts.uniform, rng, args.words, args.output)
     say(f"seed {args.seed}: capacity, {args.clients} clients for {args.measure:g} s")
-    capacity = await measure_closed_loop(
-        server.client, args.clients, args.measure, next_request, STREAM_LIMIT_S
-    )
+    busy = Load(server.client, STREAM_LIMIT_S)
+    capacity = await measure_closed_loop(busy, args.clients, FILL_S, args.measure, next_request)
     if not capacity.tokens_per_s:
         raise ServerFault(f"no token comes within {args.measure:g} s")
     rate = capacity.tokens_per_s / args.output

@@ -5,8 +5,8 @@
 Four phases on one server: its capacity, with as many clients as keep it busy; steady clients alone, at a share of
 that capacity, which gives the SLO; the storm, in which the same steady clients go on while a crowd comes of which 90 %
 leave at random moments (before they are answered, with the first token, in decode), the last when the storm ends; and
-capacity again, two seconds later. All together ask for less than the capacity, even if nobody left early: what the
-steady clients lose, they lose to the leaving.
+capacity again, measured from two seconds later on. All together ask for less than the capacity, even if nobody left
+early: what the steady clients lose, they lose to the leaving.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from twinpool.bench.server_under_test import POLL_S, ServerFault, ServerUnderTes
 STREAM_LIMIT_S = 60.0
 REST_LIMIT_S = 30.0
 RECOVERY_S = 2.0
+FILL_S = 5.0
 LEAVING_SHARE = 0.9
 FEWEST = 10
 KEPT_SHARE = 0.9
@@ -98,7 +99,7 @@ class Crowd:
 @dataclass(frozen=True, slots=True)
 class Aftermath:
     """When the crowd's work was gone, counted from the storm's end (None: not within `REST_LIMIT_S`), and the capacity
-    `RECOVERY_S` after it."""
+    from `RECOVERY_S` after it on."""
 
     recovered_s: float | None
     probe: Throughput
@@ -108,11 +109,9 @@ async def prove(args: argparse.Namespace, server: ServerUnderTest) -> Report:
     """The phases in turn, then the accounts."""
     rng = random.Random(args.seed)
     next_request = partial(prompts.uniform, rng, args.words, args.output)
-    measure = partial(
-        measure_closed_loop, server.client, args.clients, args.measure, next_request, STREAM_LIMIT_S
-    )
     say(f"seed {args.seed}: capacity, {args.clients} clients for {args.measure:g} s")
-    capacity = await measure()
+    full, probe = Load(server.client, STREAM_LIMIT_S), Load(server.client, STREAM_LIMIT_S)
+    capacity = await measure_closed_loop(full, args.clients, FILL_S, args.measure, next_request)
     if not capacity.tokens_per_s:
         raise ServerFault(f"no token comes within {args.measure:g} s: {dict(_ends(capacity.outcomes))}")
     rate = capacity.tokens_per_s / args.output
@@ -137,10 +136,11 @@ async def prove(args: argparse.Namespace, server: ServerUnderTest) -> Report:
             )
         )
         await asyncio.sleep(args.seconds)
-        recovered_s = await _recovery_s(server, (steady, crowd))
-        await asyncio.sleep(max(0.0, ends_at + RECOVERY_S - time.monotonic()))
         say("capacity again")
-        aftermath = Aftermath(recovered_s, await measure())
+        probing = tasks.create_task(
+            measure_closed_loop(probe, args.clients, RECOVERY_S, args.measure, next_request)
+        )
+        aftermath = Aftermath(await _recovery_s(server, (steady, crowd, probe)), await probing)
     rest_s, held = await server.wait_until_rest(REST_LIMIT_S)
     violated = (await server.samples()).total("invariant_violations_total") - violations
     level = [goodput_per_s(load.outcomes, slo, args.seconds) for load in (before, steady)]
