@@ -56,6 +56,8 @@ from twinpool.metrics import WorkerMetric
 TICK_S = 0.05
 LATE_TICK_S = 0.5
 LEAVE_GRACE_S = 3.0
+BUGS = (InvariantViolation, AttributeError, LookupError, TypeError, ValueError)
+"""What a bug of ours raises. It is counted and logged; the timer, the leases and all other requests go on."""
 
 log = logging.getLogger(__name__)
 
@@ -162,13 +164,14 @@ class Coordinator:
         other = self._streams.get(request_id)
         stream = self._streams[request_id] = OutputStream()
         self._handle(Arrived(submission))
-        if (error := self._refusals.pop(request_id, None)) is None:
+        error = self._refusals.pop(request_id, None)
+        if error is None and self._core.timeline(request_id) is not None:
             return stream
         if other is None:
             del self._streams[request_id]
         else:
             self._streams[request_id] = other
-        raise error
+        raise error or RequestFailed("the server failed to take the request on, which is a bug in Twinpool")
 
     def knock(self, request_id: str, tenant: Tenant, priority: int) -> None:
         """Raises if the request would be refused whatever its prompt; see `Service.knock`."""
@@ -248,7 +251,7 @@ class Coordinator:
     def _handle_one(self, event: Event) -> None:
         try:
             commands = self._core.handle(event, self.now())
-        except InvariantViolation:
+        except BUGS:
             self._violated(event)
             return
         for command in commands:

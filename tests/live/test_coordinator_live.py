@@ -15,9 +15,11 @@ from support.join_token import TEST_TOKEN
 
 from twinpool.channel import DealerChannel
 from twinpool.config import CoordinatorConfig, Role
+from twinpool.coordinator.delivery import Delivery
 from twinpool.coordinator.server import Coordinator
 from twinpool.coordinator.service import Output, Submission
-from twinpool.errors import NoWorker, QueueFull, RequestFailed, UnknownRequest
+from twinpool.coordinator.tenants import ANYONE, Tenant
+from twinpool.errors import ClientTooSlow, NoWorker, QueueFull, RequestFailed, UnknownRequest
 from twinpool.messages import (
     Cancel,
     Denied,
@@ -294,6 +296,53 @@ async def test_an_abandoned_request_is_cancelled_on_both_workers() -> None:
             cancel = await worker.got(Cancel)
             worker.say(Dropped(cancel.key, "cancelled"))
         await until(lambda: coordinator.timeline("r")["state"] == "cancelled")
+
+
+async def test_a_request_is_cancelled_by_its_tenant_alone_and_cut_by_the_gateway() -> None:
+    async with running() as (live, coordinator):
+        worker = live.worker("colocated-0", Role.COLOCATED)
+        await until(lambda: coordinator.ready()[0])
+        for request_id, finish in (("cancelled", FinishReason.CANCELLED), ("cut", FinishReason.ERROR)):
+            outputs = coordinator.submit(request(coordinator, request_id))
+            with pytest.raises(UnknownRequest):
+                coordinator.cancel(request_id, Tenant("somebody else"))
+            if request_id == "cut":
+                coordinator.cut(request_id, ClientTooSlow("it takes nothing"))
+            else:
+                coordinator.cancel(request_id, ANYONE)
+            tokens, last = await read(outputs)
+            assert (tokens, last.finish) == ([], finish)
+            worker.say(Dropped(RequestKey(request_id, 1), "cancelled"))
+        await until(lambda: coordinator.timeline("cut")["state"] == "failed")
+        coordinator.cancel("cancelled", ANYONE)  # has ended: nothing to do
+        assert coordinator.timeline("cancelled")["state"] == "cancelled"
+        assert coordinator.health() == (True, "there is nothing to do")
+        text = coordinator.metrics_text().decode()
+        assert 'twinpool_cancelled_attempts_held{role="colocated",worker="colocated-0"} 0.0' in text
+        assert "twinpool_healthy 1.0" in text
+
+
+async def test_a_bug_at_one_request_ends_it_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with running() as (live, coordinator):
+        worker = live.worker("colocated-0", Role.COLOCATED)
+        await until(lambda: coordinator.ready()[0])
+        broken, sound = (coordinator.submit(request(coordinator, name, 2)) for name in ("broken", "sound"))
+        with monkeypatch.context() as bug:
+            bug.setattr(Delivery, "take", lambda *_: {}["no such key"])
+            worker.say(StepTokens((Token(RequestKey("broken", 1), 0, 100),)))
+            await until(lambda: b'violations_total{role="coordinator",worker="coordinator"} 1' in (
+                coordinator.metrics_text()
+            ))  # fmt: skip
+        coordinator._emit("broken", Output((7,), 0))  # as a bug would, behind the core's back
+        worker.say(StepTokens((Token(RequestKey("broken", 1), 0, 100),)))
+        tokens, last = await read(broken)
+        assert (tokens, last.finish) == ([7], FinishReason.ERROR)
+        assert isinstance(last.error, RequestFailed)
+        worker.say(Dropped((await worker.got(Cancel)).key, "cancelled"))
+        worker.say(StepTokens((Token(RequestKey("sound", 1), 0, 100),)))
+        worker.say(StepTokens((Token(RequestKey("sound", 1), 1, 101, FinishReason.LENGTH),)))
+        assert (await read(sound))[0] == [100, 101]
+        await until(lambda: coordinator.timeline("broken")["state"] == "failed")
 
 
 async def test_a_stop_string_ends_the_iterator_without_another_output() -> None:

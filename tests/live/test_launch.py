@@ -44,6 +44,7 @@ async def outcome(status: int | None) -> tuple[Scripted, str]:
     """The launcher after it has given up, and its reason."""
     launcher = Scripted(status)
     launcher.start([SPEC])
+    assert launcher.keeps(Role.DECODE)
     try:
         async with asyncio.timeout(DEADLINE_S):
             return launcher, await launcher.given_up
@@ -61,6 +62,7 @@ async def test_a_worker_that_dies_is_started_again_a_bounded_number_of_times() -
     launcher, reason = await outcome(EXIT_FAILED)
     assert reason == "exit status 1"
     assert launcher.exits == [reason] * (1 + RESTARTS_ALLOWED)
+    assert not launcher.keeps(Role.DECODE)
 
 
 async def test_a_worker_with_a_wrong_setting_is_not_started_again() -> None:
