@@ -13,7 +13,7 @@ import zmq.asyncio
 from support.coordinator_core import EOS, register, stats
 from support.join_token import TEST_TOKEN
 
-from twinpool.channel import DealerChannel
+from twinpool.channel import DealerChannel, _Keys
 from twinpool.config import CoordinatorConfig, Role
 from twinpool.coordinator.delivery import Delivery
 from twinpool.coordinator.server import Coordinator
@@ -402,11 +402,15 @@ async def test_a_full_queue_refuses_at_once_and_keeps_the_others() -> None:
         await until(lambda: coordinator.timeline("a")["state"] == "cancelled")
 
 
-async def test_junk_on_the_control_port_is_counted_and_harmless() -> None:
+async def test_junk_of_one_who_has_the_join_token_is_counted_and_harmless() -> None:
     async with running() as (live, coordinator):
+        keys = _Keys(TEST_TOKEN)
         context = zmq.asyncio.Context()
         socket = context.socket(zmq.DEALER)
         socket.setsockopt(zmq.LINGER, 0)
+        socket.setsockopt(zmq.CURVE_SERVERKEY, keys.server_public)
+        socket.setsockopt(zmq.CURVE_PUBLICKEY, keys.client_public)
+        socket.setsockopt(zmq.CURVE_SECRETKEY, keys.client_secret)
         socket.connect(coordinator.endpoint)
         for junk in (b"", b"\xff" * 100, b"\x81\xa4type\xa4Nope"):
             await socket.send(junk)
