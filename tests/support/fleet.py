@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import uuid
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from support.server import Server, serving, wait_for
-from support.visitors import ask
+from support.visitors import Visit, Visitor, ask
 from twinpool.config import TransportName
 from twinpool.kv_transfer import transports
 
@@ -24,6 +29,7 @@ SETTINGS = (
 )  # fmt: skip
 LATE = "--faults=late=0.01"
 """Every push waits this long, one after the other: a transfer takes long enough to leave in it, and to die."""
+FREEZE_TRIES = 10
 CANARY: dict[str, list[int]] = {}
 BROKEN = "--faults=late=0.005,corrupt=0.15,drop=0.05,seed=3"
 
@@ -118,3 +124,29 @@ def assert_canary(server: Server) -> None:
     answer = ask(server, prompt="The canary sings", max_tokens=12, ignore_eos=True)
     assert answer.token_ids == CANARY.setdefault("tokens", answer.token_ids)
     assert len(answer.token_ids) == 12
+
+
+@contextmanager
+def frozen(server: Server, worker_id: str) -> Iterator[None]:
+    """The worker stands still in the block, alive and silent."""
+    pid = server.worker_pids()[worker_id]
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        with suppress(ProcessLookupError):  # it was frozen for longer than its lease
+            os.kill(pid, signal.SIGCONT)
+
+
+@contextmanager
+def frozen_in_transfer(server: Server, visit: Visit, **fields: Any) -> Iterator[Visitor]:
+    """A visitor whose prefill worker stands still in the block, having pushed a part of its blocks, as a rule."""
+    for _ in range(FREEZE_TRIES):
+        victim = visit(server, cache_salt=uuid.uuid4().hex, **fields)
+        victim.wait_until("prefilling")
+        with frozen(server, victim.timeline()["attempts"][-1]["prefill_worker"]):
+            if victim.states()[-1] in ("prefilling", "transferring"):
+                yield victim
+                return
+        victim.leave()
+    raise AssertionError("the transfer was over each time; make it longer")

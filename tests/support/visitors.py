@@ -102,7 +102,7 @@ class Visitor:
         host, port = server.url.removeprefix("http://").split(":")
         self._socket = socket.create_connection((host, int(port)), timeout=ANSWER_LIMIT_S)
         head = (
-            f"POST {ROUTE} HTTP/1.1\r\nhost: x\r\nx-request-id: {self.request_id}\r\n"
+            f"POST {ROUTE} HTTP/1.1\r\nhost: x\r\nconnection: close\r\nx-request-id: {self.request_id}\r\n"
             f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
         )
         self._socket.sendall(head.encode() + body)
@@ -121,9 +121,21 @@ class Visitor:
         wait_for(f"{self.request_id} is {states}", lambda: not set(states).isdisjoint(self.states()), 30)
         return self.states()[-1]
 
-    def read_some(self) -> bytes:
-        """Waits for the next bytes of the answer."""
+    def read_some(self, limit_s: float = ANSWER_LIMIT_S) -> bytes:
+        """Waits for the next bytes of the answer, not longer than `limit_s`; none at its end. Raises TimeoutError."""
+        self._socket.settimeout(limit_s)
         return self._socket.recv(65536)
+
+    def read_all(self) -> Answer:
+        """The whole answer, from here on."""
+        data = b""
+        while more := self.read_some():
+            data += more
+        answer = Answer()
+        for line in data.decode().splitlines():
+            if line.startswith("data: "):
+                _take(answer, line.removeprefix("data: "))
+        return answer
 
     def read_for(self, seconds: float) -> None:
         """Reads what comes within `seconds`, or until the answer ends."""
