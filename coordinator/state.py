@@ -12,9 +12,10 @@ The life of a request in eight steps::
     8  all legs closed    terminal, and the timeline is kept
 
 A colocated worker does 2 to 6 alone. An attempt that is lost (preempted, transfer failed, worker gone) goes
-back to 2 with the tokens so far as part of the prompt. At most `max_attempts` are started, preempted ones not
-counted: a preemption is no fault of the request. It is bounded all the same, by `max_tokens` while it makes
-progress, and without progress by `max_wait_s` since the last token.
+back to 2 with the tokens so far as part of the prompt. At most `max_attempts` are started, and all requests
+together draw from a retry budget, preempted ones not counted: a preemption is no fault of the request. It is
+bounded all the same, by `max_tokens` while it makes progress, and without progress by `max_wait_s` since the last
+token.
 """
 
 from __future__ import annotations
