@@ -34,6 +34,7 @@ from twinpool.coordinator.api_requests import (
 )
 from twinpool.coordinator.api_shapes import ChatShape, CompletionShape, Shape, to_json
 from twinpool.coordinator.cache_salts import CacheSalts
+from twinpool.coordinator.connection import CONNECTION
 from twinpool.coordinator.front import TENANT, FrontDoor
 from twinpool.coordinator.gateway_meter import GatewayMeter
 from twinpool.coordinator.key_ring import KeyRing
@@ -167,7 +168,12 @@ class Gateway:
         headers = request.headers
         is_duplicate_fine = headers.get("x-allow-duplicate", "").lower() == "true"
         try:
-            return self._ids.claim(tenant, headers.get("x-request-id"), is_duplicate_fine=is_duplicate_fine)
+            return self._ids.claim(
+                tenant,
+                headers.get("x-request-id"),
+                request.scope.get(CONNECTION),
+                is_duplicate_fine=is_duplicate_fine,
+            )
         except DuplicateRequest:
             self._meter.count(GatewayMetric.DUPLICATES)
             raise

@@ -20,6 +20,11 @@ class Connection(Protocol):
     on_stall: Callable[[], None] | None
 
     @property
+    def is_gone(self) -> bool:
+        """Whether the client has left, which the writer may not have noticed yet."""
+        ...
+
+    @property
     def is_paused(self) -> bool:
         """Whether the client is behind, so that a write would wait."""
         ...
@@ -45,6 +50,7 @@ class UnboundedConnection:
     def __init__(self) -> None:
         self.backlog_bytes = 0
         self.on_stall: Callable[[], None] | None = None
+        self.is_gone = False
         self.is_paused = False
         self.buffered_bytes = 0
 

@@ -231,6 +231,11 @@ class GatewayProtocol(HttpToolsProtocol):
     # ── what a client takes ─────────────────────────────────────────────────────────────────────────────────
 
     @property
+    def is_gone(self) -> bool:
+        """Whether the client has left."""
+        return self.transport.is_closing()
+
+    @property
     def is_paused(self) -> bool:
         """Whether the client is behind, so that a write would wait."""
         return self.flow.write_paused

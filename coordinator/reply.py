@@ -20,7 +20,6 @@ from starlette.types import Message, Receive, Scope, Send
 from twinpool.config import GatewayConfig
 from twinpool.coordinator.answer import Answer, Piece
 from twinpool.coordinator.api_shapes import KEEP_ALIVE, Shape, error_event
-from twinpool.coordinator.connection import CONNECTION, Connection, UnboundedConnection
 from twinpool.coordinator.request_ids import Claim
 from twinpool.coordinator.service import Output, Service, Submission
 from twinpool.errors import ClientTooSlow, RequestError, RequestFailed
@@ -83,7 +82,7 @@ class Reply(Response):
         self._limits = limits
         self._claim = claim
         self.held = contextlib.ExitStack()
-        self._connection: Connection = UnboundedConnection()
+        self._connection = claim.connection
         self._writing = asyncio.Lock()
         self._started = False
         self._delivered = False
@@ -91,20 +90,19 @@ class Reply(Response):
         self._interrupted = False
         self._failure: RequestError | None = None
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002  # ASGI's
         """Runs the request to its end, or until the client leaves.
 
         Raises:
             RequestError: the request failed before any of its answer was sent. Later ones are an error event.
         """
         with self.held:
-            await self._run(scope, receive, send)
+            await self._run(receive, send)
 
-    async def _run(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _run(self, receive: Receive, send: Send) -> None:
         self._send = send
         self._now = asyncio.get_running_loop().time
         self._last_output = self._last_sign = self._now()
-        self._connection = scope.get(CONNECTION, self._connection)
         task = asyncio.current_task()
         assert task is not None, "an ASGI application runs in a task"
         self._heard: asyncio.Future[Message] = asyncio.ensure_future(receive())

@@ -13,6 +13,7 @@ import uuid
 from collections import OrderedDict
 from dataclasses import dataclass
 
+from twinpool.coordinator.connection import Connection, UnboundedConnection
 from twinpool.coordinator.tenants import ANYONE, Tenant
 from twinpool.errors import DuplicateRequest, RequestCancelled
 
@@ -28,11 +29,14 @@ def internal_id(tenant: Tenant, shown_id: str) -> str:
 
 @dataclass(slots=True, eq=False)
 class Claim:
-    """A running request's hold on its id. `wanted` is what the client asked for, `shown_id` what it got."""
+    """A running request's hold on its id. `wanted` is what the client asked for, `shown_id` what it got. When its
+    `connection` is gone it is about to end, and is nobody's duplicate.
+    """
 
     tenant: Tenant
     wanted: str
     shown_id: str
+    connection: Connection
     is_cancelled: bool = False
 
     @property
@@ -57,7 +61,14 @@ class RequestIds:
         self._taken: OrderedDict[str, None] = OrderedDict()
         self._running: dict[str, list[Claim]] = {}
 
-    def claim(self, tenant: Tenant, wanted: str | None, *, is_duplicate_fine: bool = False) -> Claim:
+    def claim(
+        self,
+        tenant: Tenant,
+        wanted: str | None,
+        connection: Connection | None = None,
+        *,
+        is_duplicate_fine: bool = False,
+    ) -> Claim:
         """A hold on a fresh id, until `release`: `wanted` itself if it is sane and not taken.
 
         Raises:
@@ -66,12 +77,13 @@ class RequestIds:
         if wanted is None or not _SANE_ID.fullmatch(wanted):
             wanted = uuid.uuid4().hex
         key = internal_id(tenant, wanted)
-        if key in self._running and not is_duplicate_fine:
+        is_duplicate = not all(other.connection.is_gone for other in self._running.get(key, ()))
+        if is_duplicate and not is_duplicate_fine:
             raise DuplicateRequest(
                 f"a request with the id {wanted!r} is running; wait for it, cancel it, choose another X-Request-Id, "
                 "or send X-Allow-Duplicate: true"
             )
-        claim = Claim(tenant, wanted, wanted)
+        claim = Claim(tenant, wanted, wanted, connection or UnboundedConnection())
         while claim.request_id in self._taken:
             claim.shown_id = f"{wanted}-{secrets.token_hex(4)}"
         self._taken[claim.request_id] = None

@@ -173,6 +173,15 @@ async def test_a_client_that_leaves_while_sending_its_body_asks_for_nothing(gate
     assert reader.at_eof() or await reader.read() == b""
 
 
+async def test_a_client_that_leaves_may_try_again_at_once_under_the_same_id(gateway: Gateway) -> None:
+    service = gateway.service
+    service.script = lambda _: [SILENCE]
+    for attempt in range(1, 20):
+        async with posted(gateway, HELLO, "x-request-id: r\r\n"):
+            await service.until(lambda: len(service.submissions) == attempt)  # noqa: B023  # awaited here
+    await service.until(lambda: len(service.abandoned) == 19)
+
+
 async def test_a_client_that_leaves_while_its_prompt_is_tokenized_asks_for_nothing(
     gateway: Gateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:

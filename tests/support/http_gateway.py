@@ -71,12 +71,12 @@ async def running(**limits: Any) -> AsyncIterator[Gateway]:
 
 @contextlib.asynccontextmanager
 async def posted(
-    gateway: Gateway, body: dict[str, object]
+    gateway: Gateway, body: dict[str, object], headers: str = ""
 ) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
     """A raw connection on which `body` has been posted to the chat route; closed at the end."""
     reader, writer = await asyncio.open_connection("127.0.0.1", gateway.server.port, limit=1 << 26)
     data = json.dumps(body).encode()
-    head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(data)}\r\n\r\n"
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(data)}\r\n{headers}\r\n"
     writer.write(head.encode() + data)
     try:
         yield reader, writer

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from twinpool.coordinator.connection import UnboundedConnection
 from twinpool.coordinator.request_ids import RequestIds, internal_id
 from twinpool.coordinator.tenants import ANYONE, Tenant
 from twinpool.errors import DuplicateRequest
@@ -22,6 +23,17 @@ def test_a_running_id_is_refused_and_free_again_at_the_end() -> None:
     with pytest.raises(DuplicateRequest):
         ids.claim(ACME, "r")
     ids.release(again)
+
+
+def test_a_client_that_has_left_and_tries_again_is_no_duplicate() -> None:
+    ids, connection = RequestIds(), UnboundedConnection()
+    first = ids.claim(ACME, "r", connection)
+    connection.is_gone = True
+    second = ids.claim(ACME, "r")
+    assert second.request_id != first.request_id
+    ids.release(first)
+    with pytest.raises(DuplicateRequest):
+        ids.claim(ACME, "r")
 
 
 def test_a_duplicate_that_is_asked_for_gets_an_id_of_its_own() -> None:
