@@ -1,6 +1,6 @@
 # `make help` lists what there is. Everything runs in .venv, which `make setup` creates.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check lint types imports format serve soak chaos storm overload canary clean
+.PHONY: help setup demo test explore check lint types imports format serve soak chaos storm overload canary clean
 PYTHON_BIN := .venv/bin/python
 export HF_HUB_OFFLINE ?= 1
 
@@ -18,6 +18,9 @@ serve: setup ## serve the default model on http://127.0.0.1:8000
 
 test: setup ## run the whole test suite
 	@$(PYTHON_BIN) -m pytest -q
+
+explore: setup ## visit every state of the ownership protocol, one fault of each kind per run (ARGS="--cancels 2 --kills 0" for others)
+	@PYTHONPATH=src:tests $(PYTHON_BIN) -m world.exploration $(ARGS)
 
 lint: setup ## ruff: lint and format
 	@.venv/bin/ruff check . && .venv/bin/ruff format --check .
