@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import uuid
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
-from support.fake_model import VOCABULARY, answer
 from support.fleet import NUM_SLOTS, assert_returned, is_colocated
-from support.pool_world import World
 from support.server import Server, wait_for
 from support.visitors import Visit, Visitor, ask, stream
+from world.client import Ask, Parting
+from world.model import VOCABULARY
+from world.scenario import Fault, FaultKind, Scenario
+from world.world import World
 
-from twinpool.config import Role, SchedulerConfig
+from twinpool.config import CoordinatorConfig, Role, SchedulerConfig
 from twinpool.metrics import WorkerMetric
-from twinpool.request import FinishReason, Job, SamplingParams
+from twinpool.request import SamplingParams
 
 RETURN_LIMIT_S = 5.0
 """A second is promised, and a heartbeat shows it half a second later; the rest is for a machine that is busy."""
@@ -23,6 +26,8 @@ TRIES = 20
 LONG_PROMPT = {"prompt": list(range(10, 300)) * 2, "max_tokens": 400, "ignore_eos": True}
 LONG_ANSWER = {"prompt": "A long story", "max_tokens": 900, "ignore_eos": True}
 ONE_OF_EACH = {Role.PREFILL: 1, Role.DECODE: 1}
+JOINED_S = 0.2
+"""In virtual time workers have joined by then."""
 
 
 def leave_in(state: str, visitor: Visitor) -> bool:
@@ -125,33 +130,39 @@ def test_decode_refuses_and_prefill_keeps_its_blocks(broken: Server) -> None:
 # ── the cores, in virtual time; one-sided as shared memory is, or not, as sockets are ────────────────────────
 
 
-def job(name: str, num_prompt: int = 12, max_tokens: int = 5, first: int = 1) -> Job:
+def request(name: str, num_prompt: int = 12, max_tokens: int = 5, first: int = 1, **fields: Any) -> Ask:
     prompt = tuple((first + n * 7) % VOCABULARY for n in range(num_prompt))
-    return Job(name, 0, prompt, SamplingParams(max_tokens, seed=0, ignore_eos=True), (0,))
+    return Ask(name, JOINED_S, prompt, SamplingParams(max_tokens, seed=0, ignore_eos=True), **fields)
+
+
+def joined(seed: int, **settings: Any) -> World:
+    """A world of one worker of each pool, which have joined and are linked."""
+    world = World(Scenario(seed, ONE_OF_EACH, **settings))
+    world.run_until_s(JOINED_S)
+    return world
 
 
 @pytest.mark.parametrize("is_one_sided", [True, False])
 def test_a_timeout_in_the_very_step_that_completes_prefill_keeps_blocks(is_one_sided: bool) -> None:
-    """M3: the client gives up in the turn in which prefill's first token arrives, the one before or the one after, and
-    asks again, and gives up again: 500 times for each kind of transport."""
+    """M3: the client gives up at the event with which prefill's first token arrives, the one before or the one after,
+    and asks again, and gives up again: 500 times for each kind of transport."""
     for seed in range(56):
-        world = World(seed, ONE_OF_EACH, num_blocks=12, is_one_sided=is_one_sided)
-        undisturbed = world.submit(job("undisturbed"))
+        world = joined(seed, num_blocks=12, is_one_sided=is_one_sided)
+        undisturbed = world.submit(request("undisturbed"))
         first_token_at = 0
-        while not undisturbed.output:
-            world.turn()
+        while not undisturbed.num_emitted:
+            world.step()
             first_token_at += 1
         for offset in (-1, 0, 1):
-            world = World(seed, ONE_OF_EACH, num_blocks=12, is_one_sided=is_one_sided)
+            world = joined(seed, num_blocks=12, is_one_sided=is_one_sided)
             for retry in range(3):
-                client = world.submit(job(f"{offset}-{retry}", first=1 + retry))
+                client = world.submit(request(f"{offset}-{retry}", first=1 + retry, parting=Parting.LEAVES))
                 for _ in range(first_token_at + offset):
-                    world.turn()
-                world.cancel(client)
-            last = world.submit(job("last", first=9))
-            world.run()
-            assert last.output == answer(last.job)
-            world.assert_everything_is_free()
+                    world.step()
+                client.part()
+            last = world.submit(request("last", first=9))
+            world.run()  # to the end, at which everything is free
+            assert last.is_answered
 
 
 @pytest.mark.parametrize("is_one_sided", [True, False])
@@ -159,35 +170,37 @@ def test_blocks_expire_in_a_queue_that_is_longer_than_the_lease(is_one_sided: bo
     """M7: prompts wait for prefill many leases long, with decode's blocks reserved for them. The reservations are
     renewed from their grant on, so that none expires, and nobody reads what another has written there since."""
     config = SchedulerConfig(token_budget=1, headroom_tokens=4, transfer_timeout_s=0.4)
-    world = World(1, ONE_OF_EACH, num_blocks=60, config=config, is_one_sided=is_one_sided)
-    clients = [world.submit(job(f"request-{n}", 24, first=n)) for n in range(6)]
-    world.run()
-    assert world.now > 5 * config.transfer_timeout_s
-    for client in clients:
-        assert client.output == answer(client.job)
+    world = joined(1, num_blocks=60, workers=config, is_one_sided=is_one_sided, step_s=(0.02, 0.02))
+    clients = [world.submit(request(f"request-{n}", 24, first=n)) for n in range(6)]
+    while not all(client.is_over for client in clients):
+        world.step()
+    assert world.schedule.now > 5 * config.transfer_timeout_s
+    assert all(client.is_answered for client in clients)
     counters = [worker.core.counters for worker in world.workers.values()]
     assert sum(counts[WorkerMetric.EXPIRED] for counts in counters) == 0
-    world.assert_everything_is_free()
+    world.run()  # to the end, at which everything is free
 
 
 @pytest.mark.parametrize("is_one_sided", [True, False])
 def test_a_worker_that_died_silently_keeps_the_blocks_that_decode_reserved_for_it(is_one_sided: bool) -> None:
     """M4, M9: nobody tells decode that its writer is frozen, and no new work comes. Its own timer takes the grant back,
     once the lease is over; the blocks are free once the writer is known dead."""
-    config = SchedulerConfig(token_budget=1, headroom_tokens=4, transfer_timeout_s=0.5)
-    world = World(2, ONE_OF_EACH, num_blocks=20, config=config, is_one_sided=is_one_sided)
-    client = world.submit(job("left alone", 24))
-    (decode,), (prefill,) = world.of_role(Role.DECODE), world.of_role(Role.PREFILL)
+    world = joined(
+        2,
+        num_blocks=20,
+        workers=SchedulerConfig(token_budget=1, headroom_tokens=4, transfer_timeout_s=0.5),
+        coordinator=CoordinatorConfig(heartbeat_s=0.2, lease_s=0.9),
+        is_one_sided=is_one_sided,
+    )
+    client = world.submit(request("left alone", 24))
+    (decode,) = world.of_role(Role.DECODE)
     while not decode.core.stats().leased_blocks:
-        world.turn()
-    frozen_at = world.now
-    world.freeze(prefill)
+        world.step()
+    frozen_at = world.schedule.now
+    world.strike(Fault(frozen_at, FaultKind.FREEZE, which=0, for_s=60.0))
     while decode.core.stats().leased_blocks:
-        world.turn()
-    assert world.now - frozen_at <= 2 * config.transfer_timeout_s
+        world.step()
+    assert world.schedule.now - frozen_at <= 2 * 0.5
     assert decode.core.counters[WorkerMetric.EXPIRED] == 1
-    world.kill(prefill)
-    world.run()
-    assert client.output == answer(client.job)
-    assert client.finish is FinishReason.LENGTH
-    world.assert_everything_is_free()
+    world.run()  # to the end, at which everything is free
+    assert client.is_answered

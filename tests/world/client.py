@@ -90,6 +90,11 @@ class Client(Actor):
         self._matcher = StopMatcher((ask.stop,) if ask.stop else ())
 
     @property
+    def is_answered(self) -> bool:
+        """Whether it has what an undisturbed run gives, no more and no less."""
+        return self.state is RequestState.COMPLETED and self.tokens == self.whole[: self.num_wanted]
+
+    @property
     def state(self) -> RequestState:
         """How the request ended."""
         if self.is_refused:
@@ -118,9 +123,10 @@ class Client(Actor):
         )
         coordinator.handle(Arrived(submission))
         if ask.parting is not None:
-            self._world.schedule.after(ask.parts_after_s, self, self._part)
+            self._world.schedule.after(ask.parts_after_s, self, self.part)
 
-    def _part(self) -> None:
+    def part(self) -> None:
+        """Ends the request, in the way that is this client's, unless it has ended."""
         if self.is_over or self._coordinator is None:
             return
         self._has_parted = True

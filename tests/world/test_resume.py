@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from twinpool.config import CoordinatorConfig, Role
-from twinpool.request import RequestState, SamplingParams
-from world.client import Ask, Client
+from twinpool.request import SamplingParams
+from world.client import Ask
 from world.model import text
 from world.scenario import Fault, FaultKind, Scenario
 from world.world import World
@@ -79,11 +79,6 @@ def undisturbed(plan: Scenario) -> list[float]:
     return moments[:: max(1, len(moments) // NUM_MOMENTS)]
 
 
-def has_its_answer(client: Client) -> bool:
-    """Whether the client has what an undisturbed run gives, no more and no less."""
-    return client.state is RequestState.COMPLETED and client.tokens == client.whole[: client.num_wanted]
-
-
 @pytest.mark.parametrize("request_kind", ASKS)
 @pytest.mark.parametrize("disturbance", DISTURBANCES)
 def test_the_stream_goes_on_with_the_same_tokens(disturbance: str, request_kind: str) -> None:
@@ -97,7 +92,7 @@ def test_the_stream_goes_on_with_the_same_tokens(disturbance: str, request_kind:
             world.strike(Fault(moment, kind, which, FROZEN_S))
             world.run()
             client = world.clients[1]
-            assert has_its_answer(client), f"disturbed at {moment}: {client.tokens}, {client.error}"
+            assert client.is_answered, f"disturbed at {moment}: {client.tokens}, {client.error}"
             timeline = world.coordinator.core.timeline(client.name)
             assert timeline is not None
             num_resumed += len(timeline.attempts) > 1
@@ -114,7 +109,7 @@ def test_the_stream_goes_on_after_preemption(request_kind: str, pools: dict[Role
         plan = replace(scenario(request, pools, is_one_sided=True), num_blocks=9, asks=(older, request))
         world = World(plan)
         world.run()
-        assert all(map(has_its_answer, world.clients))
+        assert all(client.is_answered for client in world.clients)
         timeline = world.coordinator.core.timeline(request.request_id)
         assert timeline is not None
         num_preempted += len(timeline.attempts) > 1

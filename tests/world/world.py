@@ -7,7 +7,7 @@ from random import Random
 from twinpool.config import Role
 from twinpool.coordinator.events import WorkerLost
 from twinpool.metrics import CoordinatorMetric
-from world.client import Client
+from world.client import Ask, Client
 from world.coordinator import CoordinatorProcess
 from world.network import Network
 from world.scenario import Fault, FaultKind, Scenario
@@ -70,6 +70,17 @@ class World:
     def step(self) -> None:
         """The next thing happens."""
         self.schedule.step()
+
+    def submit(self, ask: Ask) -> Client:
+        """A request that the scenario does not have comes now."""
+        client = Client(self, ask)
+        self.clients.append(client)
+        client.submit()
+        return client
+
+    def of_role(self, role: Role) -> list[WorkerProcess]:
+        """The workers of a role."""
+        return [worker for worker in self.workers.values() if worker.role is role]
 
     def _run_until_ended(self) -> None:
         until = self.schedule.now + END_WITHIN_S
