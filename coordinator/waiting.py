@@ -1,9 +1,9 @@
 """The queue: whose turn is next, and what goes before whom.
 
-Between tenants the least served goes next (`accounts.py`); one that has had nothing waiting starts level with the
-least served of those that have, so that idleness earns no credit. Of one tenant's requests, those that are resumed go
-first (they were admitted once), then the lowest `priority`, as in vLLM, then the first come. A priority delays others
-by a bounded time: who has waited for `aged_s` goes before all later ones.
+What is resumed goes first: it has had its turn. Between tenants the least served goes next (`accounts.py`); one that
+has had nothing waiting starts level with the least served of those that have, so that idleness earns no credit. Of
+one tenant's requests the lowest `priority` goes first, as in vLLM, then the first come. A priority delays others by
+a bounded time: who has waited for `aged_s` goes before all later ones.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class WaitingQueue:
 
     def first(self, now: float) -> Request:
         """The next to go. The queue must not be empty."""
-        line = min(self._lines.items(), key=lambda item: (item[0].service, item[1].places[0][2]))[1]
+        line = min(self._lines.items(), key=lambda item: _turn(*item))[1]
         rank, _, _, request = line.places[0]
         if rank and (oldest := next(iter(line.arrivals.values()))).queued_at <= now - self._aged_s:
             return oldest
@@ -77,7 +77,7 @@ class WaitingQueue:
         self._lines[request.account].arrivals[request.request_id] = request
 
     def push_front(self, request: Request) -> None:
-        """Puts a resumed request before the new ones of its tenant, among others by its arrival."""
+        """Puts a resumed request before all new ones, among others by its tenant's turn and its arrival."""
         self._insert(request, (0, 0, request.number, request))
 
     def remove(self, request: Request) -> None:
@@ -111,7 +111,7 @@ class WaitingQueue:
             if other is not account:
                 reached = other.service
                 for place in line.places:
-                    if reached > turn_at:
+                    if place[0] and reached > turn_at:
                         break
                     reached += _cost(other, place)
                     num_requests += 1
@@ -131,17 +131,18 @@ class WaitingQueue:
 
     def in_order(self) -> Iterator[Request]:
         """All that wait, in the order in which they will go by all that is known now."""
-        heap = [(a.service, line.places[0][2], 0, a) for a, line in self._lines.items()]
+        heap = [(*_turn(account, line), 0, account) for account, line in self._lines.items()]
         heapq.heapify(heap)
         while heap:
-            service, _, index, account = heap[0]
+            _, service, _, index, account = heap[0]
             places = self._lines[account].places
             yield places[index][-1]
             if index + 1 == len(places):
                 heapq.heappop(heap)
             else:
                 reached = service + _cost(account, places[index])
-                heapq.heapreplace(heap, (reached, places[index + 1][2], index + 1, account))
+                rank, _, number, _ = places[index + 1]
+                heapq.heapreplace(heap, (rank, reached, number, index + 1, account))
 
     def _insert(self, request: Request, place: Place) -> None:
         account = request.account
@@ -159,6 +160,12 @@ class WaitingQueue:
         if account in self._lines:
             return account.service
         return max(account.service, min((a.service for a in self._lines), default=self._level))
+
+
+def _turn(account: Account, line: _Line) -> tuple[int, float, float]:
+    """The least goes next. The number is never equal."""
+    rank, _, number, _ = line.places[0]
+    return rank, account.service, number
 
 
 def _cost(account: Account, place: Place) -> float:

@@ -57,18 +57,22 @@ def test_4_requests_per_second_at_a_limit_of_2_88_with_a_wait_of_2_s_lose_28_per
     per_s=st.floats(2.0, 20.0),
     bounds=st.sampled_from(({"max_queue_requests": 5}, {"max_queue_tokens": 60}, {"max_wait_s": 2.0})),
     quota=st.sampled_from((None, 100, 1000)),
+    weights=st.sampled_from(({"a": 1.0}, {"a": 1.0, "b": 1.0}, {"a": 1.0, "b": 4.0})),
 )
 def test_who_comes_back_after_retry_after_gets_in(
-    seed: int, per_s: float, bounds: dict[str, float], quota: int | None
+    seed: int, per_s: float, bounds: dict[str, float], quota: int | None, weights: dict[str, float]
 ) -> None:
     rng = random.Random(seed)
     server = SimulatedServer(1, lambda _: 0.25, **{"max_wait_s": 30.0, **bounds})
-    tenant = Tenant("a", requests_per_minute=quota, tokens_per_minute=quota and 20 * quota)
+    limits = {"requests_per_minute": quota, "tokens_per_minute": quota and 20 * quota}
+    tenants = [Tenant(name, weight=weight, **limits) for name, weight in weights.items()]
+    tenant_of: dict[str, Tenant] = {}
     for num, when in enumerate(times(rng, lambda r: r.expovariate(per_s), until=20.0)):
         server.at(when, lambda num=num: arrive_until_refused(f"r{num}"))
 
     def arrive_until_refused(request_id: str) -> None:
         if not server.driver.refusals:
+            tenant = tenant_of[request_id] = rng.choice(tenants)
             server.arrive(request_id, num_prompt=rng.randint(5, 15), max_tokens=1, tenant=tenant)
 
     server.run(until=20.0) if per_s < 4 else run_until_refused(server)
@@ -76,7 +80,7 @@ def test_who_comes_back_after_retry_after_gets_in(
         assert isinstance(error, TryLater)
         server.run(server.driver.now + error.retry_after_s)
         num_prompt = len(server.submissions[request_id].prompt_token_ids)
-        server.arrive("again", num_prompt=num_prompt, max_tokens=1, tenant=tenant)
+        server.arrive("again", num_prompt=num_prompt, max_tokens=1, tenant=tenant_of[request_id])
         assert "again" not in server.driver.refusals, (error, server.driver.refusals["again"])
         assert isinstance(error, QuotaExceeded) or error.retry_after_s <= 30.0
 

@@ -153,13 +153,15 @@ def test_priorities_delay_nobody_beyond_half_the_longest_wait() -> None:
     assert order(driver) == ["patient", "urgent"]
 
 
-def test_resumed_requests_go_before_new_ones_of_their_tenant_whatever_the_priority() -> None:
+def test_resumed_requests_go_before_new_ones_whatever_their_priority_and_tenant() -> None:
     driver = one_at_a_time()
     driver.submit("new", tenant=Tenant("other"), priority=-5)
+    driver.submit("less served", tenant=Tenant("newcomer"), num_prompt=1)
     driver.dropped("P", "transfer", request_id="first")
     driver.answer_cancels()
     assert driver.state("first") is RequestState.PREFILLING
     assert driver.state("new") is RequestState.QUEUED
+    assert driver.state("less served") is RequestState.QUEUED
     driver.do(Shutdown())
     driver.answer_cancels()
     driver.assert_empty()
