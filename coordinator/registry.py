@@ -52,6 +52,14 @@ class Worker:
         return self.info.num_blocks * self.info.layout.block_size
 
     @property
+    def most_sequences(self) -> int:
+        """The sequences that it may have: those that it decodes together, and a few that follow where one ends.
+
+        Clients of the latter have their first token and no second until then, so they are an eighth, and at least one.
+        """
+        return self.info.max_num_seqs + max(1, self.info.max_num_seqs // 8)
+
+    @property
     def usable_slots(self) -> int:
         """KV slots that are not in quarantine, by the last heartbeat; at least one block's."""
         quarantined = 0 if self.stats is None else self.stats.quarantined_blocks
@@ -227,5 +235,5 @@ class Registry:
         return sum(len(w.legs) for w in self if w.role is not Role.PREFILL)
 
     def default_in_flight(self) -> int:
-        """Twice the sequences that the workers can decode together."""
-        return 2 * sum(w.info.max_num_seqs for w in self if w.role is not Role.PREFILL)
+        """The sequences that the workers may have together."""
+        return sum(w.most_sequences for w in self if w.role is not Role.PREFILL)

@@ -178,9 +178,7 @@ def _by_cost(pair: tuple[Candidate, Worker]) -> tuple[float, str]:
 
 
 def _has_room(worker: Worker, kind: LegKind, request: Request, now: float) -> bool:
-    """Whether the worker can ever hold the whole request, and take it now: a sequence goes to one with less than twice
-    the sequences that it runs together, so that the next are there in time.
-    """
+    """Whether the worker can ever hold the whole request, and take it now."""
     if request.max_slots > worker.num_slots or now < worker.full_until:
         return False
-    return kind is LegKind.PREFILL or len(worker.legs) < 2 * worker.info.max_num_seqs
+    return kind is LegKind.PREFILL or len(worker.legs) < worker.most_sequences

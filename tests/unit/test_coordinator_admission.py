@@ -34,14 +34,17 @@ def test_no_more_than_max_in_flight_are_on_workers() -> None:
     driver.assert_empty()
 
 
-def test_by_default_twice_the_decode_slots_are_in_flight() -> None:
+def test_by_default_the_decode_slots_and_an_eighth_more_are_in_flight() -> None:
+    """More would have their first token, and then stand still for as long as whole answers take."""
     driver = CoreDriver()
-    driver.pair()
+    driver.join("P", Role.PREFILL)
+    driver.join("D", Role.DECODE, max_num_seqs=8)
+    driver.link("P", "D")
     for i in range(10):
         driver.submit(f"r{i}")
     states = [driver.state(f"r{i}") for i in range(10)]
-    assert states.count(RequestState.PREFILLING) == 8
-    assert states.count(RequestState.QUEUED) == 2
+    assert states.count(RequestState.PREFILLING) == 9
+    assert states.count(RequestState.QUEUED) == 1
     driver.do(Shutdown())
     driver.answer_cancels()
     driver.assert_empty()
