@@ -25,6 +25,8 @@ LIKELY: Mapping[str, Sequence[Any]] = {
     "request_id": ("r0", "r1"),
     "num_cached_blocks": (0, 1),
     "num_emitted": (0, 1),
+    "max_tokens": (2, 4),
+    "min_tokens": (0,),
     "version": (1,),
     "protocol": (1,),
 }
