@@ -42,6 +42,7 @@ from twinpool.worker.core import (
     Event,
     FromCoordinator,
     FromPeer,
+    LinkLost,
     PeerGone,
     PeerLinked,
     PushFailed,
@@ -99,6 +100,7 @@ class WorkerShell:
         self._loop = asyncio.get_running_loop()
         self._ended: asyncio.Future[str] = self._loop.create_future()
         self._welcomed = False
+        self._num_broken_before = 0
         self._stepping = False
         self._progress = Progress(self._loop.time())
         self._step_timeout_s = parts.step_timeout_s
@@ -149,7 +151,8 @@ class WorkerShell:
 
         Raises:
             WorkerDenied: the coordinator refused; the message says why.
-            NotAMember: the coordinator has lost this process, or is another one than it joined.
+            NotAMember: the coordinator has lost this process, is another one than it joined, or may have missed some
+                of what was said.
             StepStuck: a step has run for `step_timeout_s`. Nothing is closed: the process must end at once.
             InvariantViolation: a rule of the core was broken. The process must end: its state is not to be trusted,
                 and the coordinator resumes elsewhere what it held.
@@ -222,9 +225,15 @@ class WorkerShell:
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(TICK_S)
+            if self._incoming is not None:
+                for worker_id, incarnation in self._incoming.departed():
+                    self._handle(PeerGone(worker_id, incarnation))
             self._handle(Tick())
             if self._coordinator.num_refused >= MOST_REFUSALS:
                 self._fail(WorkerDenied(f"the coordinator at {self._address} {TURNED_AWAY}"))
+            if self._welcomed and self._coordinator.num_broken > self._num_broken_before:
+                # It may miss a job, a grant or a Cancel now, and the coordinator a token; neither would ever know.
+                self._fail(NotAMember("the connection to the coordinator broke, and what was on it is lost"))
             self._progress.look(self._loop.time(), self._core.stats().waiting > 0)
             if self._progress.step_s > self._step_timeout_s:
                 self._fail(self._stuck())
@@ -314,6 +323,7 @@ class WorkerShell:
             case Welcome(heartbeat_s):
                 if not self._welcomed:  # each Register that was on its way is answered
                     self._welcomed = True
+                    self._num_broken_before = self._coordinator.num_broken
                     log.info("joined %s", self._address)
                     self._spawn(self._beat(heartbeat_s))
             case Denied(reason):
@@ -359,9 +369,12 @@ class WorkerShell:
         new = [peer for name, peer in current.items() if name not in self._peers]
         self._peers = current
         for peer in gone:
-            if (links := self._links) is not None:
-                links.drop(peer)
-            self._handle(PeerGone(peer.worker_id, peer.incarnation))
+            if self._outgoing is not None:
+                self._outgoing.drop(peer)
+            if self._incoming is None or self._incoming.drop(peer):
+                self._handle(PeerGone(peer.worker_id, peer.incarnation))
+            else:
+                self._handle(LinkLost(peer.worker_id, peer.incarnation))
         if self._outgoing is not None:
             for peer in new:
                 self._outgoing.add(peer)

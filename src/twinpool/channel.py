@@ -89,10 +89,15 @@ class Channel:
         elif descriptor in self._greeting:
             del self._greeting[descriptor]
             self._handshake_ended(succeeded=False)
+        else:
+            self._connection_ended()
 
     def _handshake_ended(self, succeeded: bool) -> None:
         """A connection is up, or is given up because the other side has another token or is no channel at all."""
         raise NotImplementedError
+
+    def _connection_ended(self) -> None:
+        """A connection that was up has ended, and what was on it is lost."""
 
     def _schedule_drain(self) -> None:
         # zmq's file descriptor is edge-triggered: any call on the socket may swallow the edge, so look again after.
@@ -202,7 +207,8 @@ class RouterChannel(Channel):
 
 class DealerChannel(Channel):
     """The connecting side: one peer. `num_refused` counts the attempts to connect, since the last that succeeded, that
-    the other side took and then broke off: it has another token, or is no channel.
+    the other side took and then broke off: it has another token, or is no channel. `num_broken` counts connections that
+    were up and ended: zmq connects again by itself, but messages that were on their way, in either direction, are lost.
     """
 
     def __init__(
@@ -215,6 +221,7 @@ class DealerChannel(Channel):
         """
         super().__init__(zmq.DEALER, token, on_message, on_junk)
         self.num_refused = 0
+        self.num_broken = 0
         self._peer = connect
         self._socket.setsockopt_string(zmq.IDENTITY, identity)
         self._socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
@@ -241,6 +248,9 @@ class DealerChannel(Channel):
 
     def _handshake_ended(self, succeeded: bool) -> None:
         self.num_refused = 0 if succeeded else self.num_refused + 1
+
+    def _connection_ended(self) -> None:
+        self.num_broken += 1
 
 
 class _Keys:

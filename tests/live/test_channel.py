@@ -151,3 +151,20 @@ async def test_a_zmq_client_of_another_kind_is_refused(knows_the_server: bool) -
         client.connect(router.endpoint)
         client.send(b"\xc0")
         await above.refused()
+
+
+async def test_a_dealer_knows_that_its_connection_broke() -> None:
+    above, below = Heard(), Heard()
+    with RouterChannel(ANY_PORT, TEST_TOKEN, above, above) as router:
+        dealer = DealerChannel(router.endpoint, "w/1", TEST_TOKEN, below, below)
+        dealer.send(Left("first"))
+        await above.next()
+        assert dealer.num_broken == 0
+    with dealer:
+        async with asyncio.timeout(DEADLINE_S):
+            while dealer.num_broken == 0:  # noqa: ASYNC110  # nothing else to wait for
+                await asyncio.sleep(0.01)
+        with RouterChannel(router.endpoint, TEST_TOKEN, above, above):
+            dealer.send(Left("second"))
+            assert await above.next() == ("w/1", Left("second"))
+        assert dealer.num_refused == 0

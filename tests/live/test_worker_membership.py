@@ -29,9 +29,9 @@ M = TypeVar("M", bound=Message)
 class Front:
     """The coordinator's end of the control channel, with nothing behind it."""
 
-    def __init__(self) -> None:
+    def __init__(self, bind: str = "tcp://127.0.0.1:*") -> None:
         self._arrived: asyncio.Queue[tuple[str, Message]] = asyncio.Queue()
-        self.channel = RouterChannel("tcp://127.0.0.1:*", TEST_TOKEN, self._take, self._junk)
+        self.channel = RouterChannel(bind, TEST_TOKEN, self._take, self._junk)
 
     def _take(self, identity: str, message: Message) -> None:
         self._arrived.put_nowait((identity, message))
@@ -84,6 +84,24 @@ async def test_a_worker_by_hand_joins_again_as_a_new_process_and_heartbeats_as_i
         front.channel.send(second, Stop())
         assert (await front.next(Left))[0] == second
         assert await asyncio.to_thread(process.wait, DEADLINE_S) == 0
+
+
+@pytest.mark.timeout(180)
+async def test_a_member_whose_connection_breaks_starts_anew() -> None:
+    """What was on the connection is lost, and nobody would ever know which token or Cancel that was."""
+    front = Front()
+    with front.channel, worker_by_hand(front) as process:
+        first, _ = await front.next(Register)
+        front.channel.send(first, Welcome(heartbeat_s=0.01))
+        await front.next(Heartbeat)
+        front.channel.close()
+        again = Front(front.channel.endpoint)
+        with again.channel:
+            second, offer = await again.next(Register)
+            assert (offer.worker_id, offer.pid) == ("by-hand", process.pid)
+            assert second != first
+            again.channel.send(second, Stop())
+            assert await asyncio.to_thread(process.wait, DEADLINE_S) == 0
 
 
 @pytest.mark.timeout(120)
