@@ -61,7 +61,7 @@ class Admission:
         wait_s = self.predicted_wait_s(account, submission.priority, now)
         found: list[TryLater | None] = [
             account.refusal(num_prompt + max_tokens, now),
-            self._no_room(num_prompt, account, now),
+            *self._no_room(num_prompt, account, now),
         ]
         if wait_s is not None:
             wait_there_s = self.prefill.seconds_before(self._registry.least_pending_tokens())
@@ -74,8 +74,8 @@ class Admission:
         if not is_ready:
             return NoWorker(f"the server cannot run requests now: {why}")
         wait_s = self.predicted_wait_s(account, priority, now)
-        found = [account.refusal(0, now), self._no_room(0, account, now)]
-        return _longest([*found, None if wait_s is None else self._too_long(wait_s)])
+        too_long = None if wait_s is None else self._too_long(wait_s)
+        return _longest([account.refusal(0, now), *self._no_room(0, account, now), too_long])
 
     def predicted_wait_s(self, account: Account, priority: int, now: float) -> float | None:
         """How long a new request of that tenant would wait in the queue; None without evidence."""
@@ -119,15 +119,17 @@ class Admission:
             )
         return None
 
-    def _no_room(self, num_prompt: int, account: Account, now: float) -> QueueFull | None:
+    def _no_room(self, num_prompt: int, account: Account, now: float) -> list[QueueFull | None]:
         """The bounds in requests and prompt tokens: of the whole queue, and of the tenant's share of it."""
         config, share = self._config, self._accounts.share(account, now)
         most, most_tokens = config.max_queue_requests, config.max_queue_tokens
         everything = Ahead(len(self._queue), self._queue.num_tokens)
         own = self._queue.held_by(account)
-        return self._full(everything, None, num_prompt, most, most_tokens, now) or self._full(
-            own, account, num_prompt, max(1, int(most * share)), int(most_tokens * share), now
-        )
+        own_most, own_most_tokens = max(1, int(most * share)), int(most_tokens * share)
+        return [
+            self._full(everything, None, num_prompt, most, most_tokens, now),
+            self._full(own, account, num_prompt, own_most, own_most_tokens, now),
+        ]
 
     def _full(
         self, held: Ahead, account: Account | None, num_prompt: int, most: int, most_tokens: int, now: float
