@@ -29,6 +29,7 @@ MAX_HEAD_BYTES = 32 << 10
 MAX_HEADERS = 100
 WRITE_HIGH_BYTES = 64 << 10
 GRACE_S = 5.0
+LINGER_S = 1.0
 NO_LINGERING = struct.pack("ii", 1, 0)
 
 
@@ -44,12 +45,20 @@ class _Pipelined(Exception):
     """A request came before the one before it was answered: it is not read, and the answer closes the connection."""
 
 
-class CountedTransport:
-    """A transport that counts what is written: less what is buffered, that is what the client's side has taken."""
+class ClientTransport:
+    """A transport that counts what is written: less what is buffered, that is what the client's side has taken.
+    `lingers` may take its closing over, by returning true.
+    """
 
-    def __init__(self, transport: asyncio.Transport) -> None:
+    def __init__(self, transport: asyncio.Transport, lingers: Callable[[], bool]) -> None:
         self._transport = transport
+        self._lingers = lingers
         self.num_written = 0
+
+    def close(self) -> None:
+        """Closes, when everything is sent."""
+        if not self._lingers():
+            self._transport.close()
 
     def write(self, data: bytes) -> None:
         """Writes, and counts."""
@@ -75,6 +84,7 @@ class GatewayProtocol(HttpToolsProtocol):
         self._limits = limits
         self._meter = meter
         self._head_timer: asyncio.TimerHandle | None = None
+        self._linger_timer: asyncio.TimerHandle | None = None
         self._is_reading_head = True
         self._is_message_complete = False
         self._is_deaf = False
@@ -87,14 +97,15 @@ class GatewayProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Refuses the connection if there are too many."""
-        self._counted = CountedTransport(transport)
-        super().connection_made(self._counted)  # type: ignore[arg-type]
+        self._client = ClientTransport(transport, self._lingers)
+        super().connection_made(self._client)  # type: ignore[arg-type]
         transport.set_write_buffer_limits(high=WRITE_HIGH_BYTES)
         most = self._limits.max_connections
         if most is not None and len(self.connections) > most:
             self._meter.count(GatewayMetric.CONNECTIONS_REFUSED)
             message = f"all {most} connections of this server are in use; try again"
             self._refuse(TooManyConnections(message, retry_after_s=1.0))
+            self.connections.discard(self)
             return
         self.timeout_keep_alive_task = self.loop.call_later(
             self.timeout_keep_alive, self.timeout_keep_alive_handler
@@ -105,6 +116,8 @@ class GatewayProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
         self._unset_keepalive_if_required()
         self._stop_head_timer()
+        if self._linger_timer is not None:
+            self._linger_timer.cancel()
         self.on_stall = None
 
     # ── what a client sends ─────────────────────────────────────────────────────────────────────────────────
@@ -167,11 +180,15 @@ class GatewayProtocol(HttpToolsProtocol):
     def _refuse(self, error: RequestError) -> None:
         """Answers `error`, unless an answer is on its way, and hears no more."""
         self._stop_head_timer()
+        if self.transport.is_closing():
+            return
         is_running = self.cycle is not None and not self.cycle.response_complete
         if is_running and (self.cycle.response_started or self._is_message_complete):
             self._answer_is_last()
             return
-        self._is_deaf = True
+        if is_running:  # its body turned out to be junk: to its handler the client has left
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
         body = error_json(error)
         headers = {
             "content-type": "application/json",
@@ -181,7 +198,22 @@ class GatewayProtocol(HttpToolsProtocol):
         }
         head = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
         self.transport.write(STATUS_LINE[error.status] + head.encode() + b"\r\n" + body)
-        self.transport.close()
+        self._linger()
+
+    def _lingers(self) -> bool:
+        """Whether the client is still sending a body, so that the connection closes a little later."""
+        if self._linger_timer is not None or self._is_reading_head or self._is_message_complete:
+            return False
+        if self.transport.is_closing():
+            return False
+        self._linger()
+        return True
+
+    def _linger(self) -> None:
+        # Closing at once would make the kernel reset the connection when more comes in, and the client lose the answer.
+        self._is_deaf = True
+        self.transport.write_eof()
+        self._linger_timer = self.loop.call_later(LINGER_S, self.transport.close)
 
     # ── what the parser finds ───────────────────────────────────────────────────────────────────────────────
 
@@ -260,7 +292,7 @@ class GatewayProtocol(HttpToolsProtocol):
 
     def check(self, now: float) -> None:
         """Cuts the client if it has taken nothing of what waits for it for too long; called about every second."""
-        num_taken = self._counted.num_taken
+        num_taken = self._client.num_taken
         if self.buffered_bytes == 0 or num_taken != self._num_taken:
             self._num_taken, self._taken_at = num_taken, now
         elif self._is_given_up:

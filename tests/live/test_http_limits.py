@@ -101,10 +101,15 @@ async def test_a_body_that_does_not_come_is_408() -> None:
         assert_refused(await send(gateway, head), 408)
 
 
+async def test_a_client_that_goes_on_sending_a_body_that_is_too_long_reads_why(gateway: Gateway) -> None:
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 9000000\r\n\r\n"
+    assert_refused(await send(gateway, head, *[b" " * 1_000_000] * 9), 413)
+
+
 async def test_more_connections_than_allowed_are_503() -> None:
     async with running(max_connections=2) as gateway, posted(gateway, HELLO), posted(gateway, HELLO):
         await gateway.service.until(lambda: len(gateway.service.submissions) == 2)
-        answer = await send(gateway)
+        answer = await send(gateway, GET + b"\r\n", b"x" * 100_000)
         assert_refused(answer, 503)
         assert b"retry-after: 1" in answer
 
