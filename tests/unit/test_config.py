@@ -12,6 +12,7 @@ from twinpool.cli import main
 from twinpool.config import (
     CoordinatorConfig,
     EngineConfig,
+    GatewayConfig,
     LinkConfig,
     PoolPlan,
     SchedulerConfig,
@@ -44,6 +45,10 @@ HUGE = 10**20
         (CoordinatorConfig, "port", "--port", (-1, 65536)),
         (CoordinatorConfig, "max_wait_s", "--max-wait", (-1.0, 0.0, nan, inf)),
         (CoordinatorConfig, "drain_s", "--drain", (-1.0, nan, inf)),
+        (GatewayConfig, "max_body_bytes", "--max-body-bytes", (-1, 0)),
+        (GatewayConfig, "max_buffered_bytes", "--max-buffered-bytes", (-1, 0, 1023)),
+        (GatewayConfig, "max_connections", "--max-connections", (-1, 0, HUGE)),
+        (GatewayConfig, "client_stall_s", "--client-stall", (-1.0, 0.0, nan, inf)),
         (PoolPlan, "prefill", "--prefill", (-1, HUGE)),
         (PoolPlan, "decode", "--decode", (-1, HUGE)),
         (PoolPlan, "colocated", "--colocated", (-1, HUGE)),
