@@ -29,6 +29,7 @@ from twinpool.worker.core import (
     Event,
     FromCoordinator,
     FromPeer,
+    LinkLost,
     PeerGone,
     PeerLinked,
     ReceiveCancelled,
@@ -89,6 +90,8 @@ class DecodeCore:
                 self._intake.receive_cancelled(fence)
             case PeerLinked(worker_id, incarnation, transport):
                 self._intake.link(Writer(worker_id, incarnation), transport)
+            case LinkLost(worker_id, incarnation):
+                self._intake.writer_lost(Writer(worker_id, incarnation), now)
             case PeerGone(worker_id, incarnation):
                 self._intake.writer_gone(Writer(worker_id, incarnation), now)
             case Tick():

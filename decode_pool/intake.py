@@ -231,8 +231,13 @@ class Intake:
 
     def writer_gone(self, writer: Writer, now: float) -> None:
         """That process writes no more. What it has not sealed is lost."""
-        self._links.pop(writer, None)
         self._pool.end_quarantine(self._ledger.writer_gone(writer).released)
+        self.writer_lost(writer, now)
+
+    def writer_lost(self, writer: Writer, now: float) -> None:
+        """Nothing more is to be had from that process, which may still write: what it has not sealed is lost, and the
+        blocks stay in quarantine until it has acknowledged or is gone."""
+        self._links.pop(writer, None)
         lost = [a for a in (*self._waiting.values(), *self._granted.values()) if a.writer == writer]
         for arrival in lost:
             if arrival.state is not IntakeState.VERIFYING:

@@ -31,8 +31,8 @@ from twinpool.kv_transfer.plan import layer_group, runs
 from twinpool.kv_transfer.pushes import PushLog
 from twinpool.layout import KVLayout
 
-_DIRECTORY = Path("/dev/shm")
-_PREFIX = "twinpool"
+DIRECTORY = Path("/dev/shm")
+PREFIX = "twinpool"
 _NAME = re.compile(r"[A-Za-z0-9_-]+")
 _MIN_COPY_BYTES = 64 << 10
 _MAX_COPY_BYTES = 4 << 20
@@ -42,18 +42,16 @@ _MADV_POPULATE_WRITE = 23
 
 
 class _Address(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The name of the pool's file, and its blocks. No path: a sender opens nothing outside `_DIRECTORY`."""
+    """The name of the pool's file, and its blocks. No path: a sender opens nothing outside `DIRECTORY`."""
 
-    name: Annotated[
-        str, msgspec.Meta(pattern=rf"\A{_PREFIX}(\.[A-Za-z0-9_-]{{1,64}}){{3}}\Z", max_length=255)
-    ]
+    name: Annotated[str, msgspec.Meta(pattern=rf"\A{PREFIX}(\.[A-Za-z0-9_-]{{1,64}}){{3}}\Z", max_length=255)]
     num_blocks: Annotated[int, msgspec.Meta(ge=1, le=MOST_TOKENS)]
 
 
 def why_unavailable() -> str | None:
     """None if this machine has POSIX shared memory as files, else what is missing."""
-    if not os.access(_DIRECTORY, os.W_OK):
-        return f"{_DIRECTORY} is missing or not writable (it needs Linux); use --transport tcp"
+    if not os.access(DIRECTORY, os.W_OK):
+        return f"{DIRECTORY} is missing or not writable (it needs Linux); use --transport tcp"
     return None
 
 
@@ -72,10 +70,10 @@ class SharedPool:
         for part in (end.deployment, end.worker_id, end.incarnation):
             if not _NAME.fullmatch(part):
                 raise ConfigError(f"{part!r} names a shared pool; allowed: letters, digits, - and _")
-        self.path = _DIRECTORY / f"{_PREFIX}.{end.deployment}.{end.worker_id}.{end.incarnation}"
+        self.path = DIRECTORY / f"{PREFIX}.{end.deployment}.{end.worker_id}.{end.incarnation}"
         _require_space(nbytes)
         # Nameless until it is locked and has all its pages, so that no other process ever sees it half made.
-        self._fd = os.open(_DIRECTORY, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        self._fd = os.open(DIRECTORY, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.posix_fallocate(self._fd, 0, nbytes)
@@ -104,13 +102,13 @@ def sweep(deployment: str) -> list[str]:
     names.
     """
     removed: list[str] = []
-    for path in sorted(_DIRECTORY.glob(f"{_PREFIX}.{deployment}.*")):
+    for path in sorted(DIRECTORY.glob(f"{PREFIX}.{deployment}.*")):
         try:
             fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
         except OSError:
             continue  # removed meanwhile, another user's, or no pool but a link
         try:
-            if _owner_is_gone(fd, fcntl.LOCK_EX):
+            if owner_is_gone(fd, fcntl.LOCK_EX):
                 path.unlink(missing_ok=True)
                 removed.append(path.name)
         finally:
@@ -181,7 +179,7 @@ class ShmSender:
         self.layer_group = layer_group(region.layout, _MIN_COPY_BYTES, region.layout.num_layers)
         try:
             where = msgspec.msgpack.decode(address, type=_Address)
-            path = _DIRECTORY / where.name
+            path = DIRECTORY / where.name
             self._fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
         except (msgspec.DecodeError, msgspec.ValidationError) as exc:
             raise TransportUnavailable(f"transport shm: not an address of a shared pool: {exc}") from exc
@@ -208,7 +206,7 @@ class ShmSender:
         """Set once this end is closed or the owner of the pool is gone."""
         if self._closed:
             return f"the link to {self._peer} is closed"
-        if _owner_is_gone(self._fd, fcntl.LOCK_SH):
+        if owner_is_gone(self._fd, fcntl.LOCK_SH):
             return f"the owner of the shared pool {self._peer} is gone"
         return None
 
@@ -281,7 +279,8 @@ def _objection(pool: os.stat_result, nbytes: int) -> str | None:
     return f"has {pool.st_size} bytes, not {nbytes}" if pool.st_size < nbytes else None
 
 
-def _owner_is_gone(fd: int, kind: int) -> bool:
+def owner_is_gone(fd: int, kind: int) -> bool:
+    """Whether nobody holds the exclusive lock on the open file `fd`: found out by a lock of `kind`, for a moment."""
     try:
         fcntl.flock(fd, kind | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -291,11 +290,11 @@ def _owner_is_gone(fd: int, kind: int) -> bool:
 
 
 def _require_space(nbytes: int) -> None:
-    disk = os.statvfs(_DIRECTORY)
+    disk = os.statvfs(DIRECTORY)
     free = disk.f_bavail * disk.f_frsize
     if nbytes + _SPARE_BYTES > free:
         raise ConfigError(
-            f"the KV pool needs {nbytes / 1e6:.0f} MB and {_DIRECTORY} has {free / 1e6:.0f} MB free; "
+            f"the KV pool needs {nbytes / 1e6:.0f} MB and {DIRECTORY} has {free / 1e6:.0f} MB free; "
             "lower --num-blocks or --kv-memory-fraction, enlarge it (docker run --shm-size=…), "
             "or use --transport tcp"
         )

@@ -52,8 +52,11 @@ class PeerLinked:
 
 @dataclass(frozen=True, slots=True)
 class LinkLost:
-    """No KV can be pushed to this decode worker any more, which may live on: its messages still come. What was pushed
-    and not finished is lost. Until the next `PeerLinked`, its grants are refused."""
+    """Prefill side: no KV can be pushed to this decode worker any more, which may live on: its messages still come.
+    What was pushed and not finished is lost. Until the next `PeerLinked`, its grants are refused.
+
+    Decode side: this prefill worker is declared lost, but its process is not known to be dead and could still write
+    into the pool. Nothing more is believed of it; the blocks that it may write stay out of use until its `PeerGone`."""
 
     worker_id: str
     incarnation: str

@@ -19,6 +19,7 @@ from twinpool.errors import (
 )
 from twinpool.kv_transfer import probe, transports
 from twinpool.kv_transfer.connector import KVReceiver
+from twinpool.kv_transfer.life import Witness
 from twinpool.kv_transfer.plan import compatible
 from twinpool.messages import (
     PROTOCOL_VERSION,
@@ -45,6 +46,7 @@ class _Writer:
     """A prefill worker that said hello. While it is probed, `fence` is the probe's and `seal` is to be its seal."""
 
     transport: TransportName
+    witness: Witness | None = None
     probe: asyncio.Task[None] | None = None
     fence: int = 0
     seal: asyncio.Future[ProbeSeal] = field(default_factory=asyncio.Future)
@@ -78,6 +80,7 @@ class IncomingLinks:
         self._on_message = on_message
         self._on_junk = on_junk
         self._writers: dict[str, _Writer] = {}
+        self._undead: dict[tuple[str, str], Witness] = {}
         self._receivers: dict[TransportName, KVReceiver] = {}
         self._next_probe_fence = probe.FIRST_PROBE_FENCE
         self._probe_lock = asyncio.Lock()
@@ -110,14 +113,38 @@ class IncomingLinks:
         """Queues a message for a prefill worker. Raises PeerLost."""
         self._channel.send(f"{worker_id}/{incarnation}", message)
 
-    def drop(self, peer: PeerInfo) -> None:
-        """That process is gone: nothing more of it is believed."""
-        if writer := self._writers.pop(f"{peer.worker_id}/{peer.incarnation}", None):
-            writer.cancel_probe()
+    def drop(self, peer: PeerInfo) -> bool:
+        """That process counts as gone: nothing more of it is believed. False if it may still write, because it writes
+        one-sidedly and its lock says that it lives; `departed` tells when that is over."""
+        identity = f"{peer.worker_id}/{peer.incarnation}"
+        if (writer := self._writers.pop(identity, None)) is None:
+            return True
+        writer.cancel_probe()
+        if writer.witness is None:
+            return True
+        if writer.witness.is_over:
+            writer.witness.close()
+            return True
+        self._undead[peer.worker_id, peer.incarnation] = writer.witness
+        log.warning(
+            "%s is lost, but its process lives, frozen perhaps: the blocks that it was writing are used again when it "
+            "is dead", identity,
+        )  # fmt: skip
+        return False
+
+    def departed(self) -> list[tuple[str, str]]:
+        """The dropped workers (id and incarnation) that have died since the last time."""
+        over = [name for name, witness in self._undead.items() if witness.is_over]
+        for name in over:
+            self._undead.pop(name).close()
+        return over
 
     async def close(self) -> None:
         """Releases the socket and the receivers. Its owner has cancelled the tasks that it spawned for this."""
         self._channel.close()
+        for witness in (*self._undead.values(), *(writer.witness for writer in self._writers.values())):
+            if witness is not None:
+                witness.close()
         for receiver in self._receivers.values():
             await receiver.close()
 
@@ -152,12 +179,17 @@ class IncomingLinks:
                 self._receivers[name] = await transports.receiver(
                     name, self._pool.region, mine.end, self._pool.shared
                 )
+            witness = (
+                Witness(hello.life) if same_host and name in transports.ONE_SIDED and hello.life else None
+            )
         except (LayoutMismatch, TransportUnavailable, ProtocolError, ConfigError) as exc:
             self._try_send(identity, PeerDenied(str(exc)))
             return
         if before := self._writers.get(identity):  # it opens its link again
             before.cancel_probe()
-        self._writers[identity] = _Writer(name)
+            if before.witness is not None:
+                before.witness.close()
+        self._writers[identity] = _Writer(name, witness)
         address = self._receivers[name].address()
         self._try_send(identity, PeerWelcome(mine.end.worker_id, mine.end.incarnation, name, address))
 
@@ -195,7 +227,7 @@ class IncomingLinks:
                 receiver.forget(fence)
             except TimeoutError:
                 error = f"the probe has not ended within {PROBE_LIMIT_S:.0f} s"
-            except TransferError as exc:
+            except (TransferError, LayoutMismatch) as exc:
                 error = str(exc)
             finally:
                 await receiver.cancel(fence)  # does nothing to a fence that is forgotten

@@ -41,6 +41,7 @@ class LocalPool:
 class LinkSettings:
     """Who this worker is and how it wants KV to travel. `host` tells machines apart (not an address).
 
+    `life` names the lock that others of this host know this process's death by, "" if it has none.
     A link that fails or is lost is tried again after each of `reopen_pauses_s`, in seconds; then it is given up.
     """
 
@@ -52,3 +53,4 @@ class LinkSettings:
     faults: str = ""
     strict: bool = False
     reopen_pauses_s: tuple[float, ...] = (1.0, 4.0, 15.0)
+    life: str = ""

@@ -28,8 +28,9 @@ from twinpool.errors import (
     TwinpoolError,
     WorkerDenied,
 )
-from twinpool.kv_transfer import transports
+from twinpool.kv_transfer import shm, transports
 from twinpool.kv_transfer.connector import KVRegion, LocalEnd
+from twinpool.kv_transfer.life import Life
 from twinpool.kv_transfer.probe import PROBE_BYTES
 from twinpool.kv_transfer.shm import SharedPool
 from twinpool.layout import KVLayout
@@ -104,6 +105,7 @@ async def _run(config: WorkerConfig, make_core: CoreFactory) -> int:
         config.link.worker_id, uuid.uuid4().hex[:12], transfer.deployment, transfer.host, transfer.encryption
     )
     shared: list[SharedPool] = []
+    life = Life(end) if config.role is Role.PREFILL and shm.why_unavailable() is None else None
 
     def allocate(num_bytes: int) -> memoryview:
         if _wants_shared_memory(config):
@@ -115,20 +117,25 @@ async def _run(config: WorkerConfig, make_core: CoreFactory) -> int:
         runner = await asyncio.to_thread(load_runner, config, allocate)
         await asyncio.to_thread(runner.warm_up)
         if not asked_to_stop:
-            shell = WorkerShell(worker_parts(config, make_core, runner, end, shared[0] if shared else None))
+            pool = shared[0] if shared else None
+            parts = worker_parts(config, make_core, runner, end, pool, life.name if life else "")
+            shell = WorkerShell(parts)
             log.info("stopped: %s", await shell.run())
         return 0
     except StepStuck as exc:
         log.error("%s", exc)
         for pool in shared:
             pool.close()
-        # No orderly end: the step thread never comes back, and may hold any lock.
+        # No orderly end: the step thread never comes back, and may hold any lock. So this process's life goes on until
+        # the process is no more.
         if config.link.lifeline_fd is None:
             start_anew()
         os._exit(EXIT_FAILED)
     finally:
         for pool in shared:
             pool.close()
+        if life is not None:
+            life.close()
 
 
 def _wants_shared_memory(config: WorkerConfig) -> bool:
@@ -159,9 +166,10 @@ def worker_parts(
     runner: ModelRunner,
     end: LocalEnd,
     shared: SharedPool | None,
+    life: str = "",
 ) -> WorkerParts:
     """The worker's parts around what `load_runner` gave, with a core and links of its role. `shared` is where its pool
-    lies."""
+    lies, `life` the name of the lock that it holds."""
     num_in_all = runner.num_blocks + runner.num_spare_blocks
     _announce(config, runner)
     usable = tuple(name for name, missing in transports.available().items() if missing is None)
@@ -197,6 +205,7 @@ def worker_parts(
             config.link.join_token,
             config.transfer.faults,
             config.strict,
+            life=life,
         ),
         peer_bind=f"tcp://{config.transfer.host}:*",
         step_timeout_s=config.engine.step_timeout_s,

@@ -94,9 +94,13 @@ class OutgoingLink:
         await self._close_sender()
         while True:
             welcome = await self._shake_hands(tuple(usable))
+            if welcome.transport not in usable:
+                raise TransferError(
+                    f"{self.peer.worker_id} wants {welcome.transport}, which was not offered to it"
+                )
             try:
                 async with lock:
-                    return await self._try_transport(TransportName(welcome.transport), welcome.address)
+                    return await self._try_transport(welcome.transport, welcome.address)
             except TransferError as exc:
                 await self._close_sender()
                 if self._settings.wanted is not TransportName.AUTO or self._settings.strict:
@@ -140,6 +144,7 @@ class OutgoingLink:
                 transports=usable,
                 host=self._settings.host,
                 encryption=end.encryption,
+                life=self._settings.life,
             )
         )
         answer = await self._answer((PeerWelcome, PeerDenied))
@@ -158,6 +163,8 @@ class OutgoingLink:
         self._channel.send(ProbeRequest(len(blocks)))
         grant = await self._answer((ProbeGrant,))
         assert isinstance(grant, ProbeGrant)
+        if len(grant.block_ids) > len(blocks):
+            raise TransferError(f"{len(grant.block_ids)} blocks were granted for a probe of {len(blocks)}")
         source = blocks[: len(grant.block_ids)]
         result = await probe.send_probe(sender, region, grant.fence, source, grant.block_ids, PROBE_LIMIT_S)
         self._channel.send(ProbeSeal(grant.fence, result.digests))

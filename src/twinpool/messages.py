@@ -38,7 +38,7 @@ from twinpool.bounds import (
     Text,
     TransferSeconds,
 )
-from twinpool.config import Encryption, Role
+from twinpool.config import Encryption, Role, TransportName
 from twinpool.errors import InvariantViolation, ProtocolError
 from twinpool.layout import KVLayout
 from twinpool.request import FinishReason, Job, RequestKey
@@ -302,7 +302,10 @@ class Cancel(Message, frozen=True, tag=True):
 
 
 class PeerHello(Message, frozen=True, tag=True):
-    """First message of a prefill worker on a decode worker's peer socket."""
+    """First message of a prefill worker on a decode worker's peer socket.
+
+    `life` names the lock by which processes of its host can tell whether it lives (`kv_transfer/life.py`); "" if none.
+    """
 
     worker_id: Name
     incarnation: Name
@@ -313,6 +316,7 @@ class PeerHello(Message, frozen=True, tag=True):
     host: Label
     encryption: Encryption
     protocol: Count = PROTOCOL_VERSION
+    life: Label = ""
 
 
 class PeerWelcome(Message, frozen=True, tag=True):
@@ -320,7 +324,7 @@ class PeerWelcome(Message, frozen=True, tag=True):
 
     worker_id: Name
     incarnation: Name
-    transport: Label
+    transport: TransportName
     address: Address
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import AsyncIterator, Coroutine
 from typing import Any
 
@@ -11,7 +12,9 @@ from support.join_token import TEST_TOKEN
 
 from twinpool.config import Role, TransportName
 from twinpool.errors import PeerLost, ProtocolError
+from twinpool.kv_transfer import transports
 from twinpool.kv_transfer.connector import BlockRange, KVRegion, LocalEnd
+from twinpool.kv_transfer.life import Life
 from twinpool.layout import Dtype, KVLayout
 from twinpool.messages import LinkFailed, LinkReady, Message, PeerInfo, Renew, RevokeAck
 from twinpool.request import RequestKey
@@ -226,3 +229,23 @@ def test_a_link_has_so_many_tries_and_all_of_them_anew_once_it_held() -> None:
     assert steady.failed(0.0) == 1.0
     steady.opened(1.0)
     assert steady.failed(1.0 + outgoing.HELD_S) == 1.0
+
+
+async def test_a_lost_worker_whose_process_lives_may_still_write_until_it_is_dead(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(transports, "ONE_SIDED", {TransportName.LOOPBACK})
+    life = Life(PREFILL)
+    pair = Pair(TransportName.LOOPBACK, ())
+    pair.settings = dataclasses.replace(pair.settings, life=life.name)
+    pair.outgoing = pair.links("model")
+    pair.outgoing.add(pair.peer)
+    assert isinstance(await pair.report(), LinkReady)
+    peer = PeerInfo(PREFILL.worker_id, PREFILL.incarnation, Role.PREFILL, "")
+    assert not pair.incoming.drop(peer)
+    assert pair.incoming.departed() == []
+    life.close()
+    assert pair.incoming.departed() == [(PREFILL.worker_id, PREFILL.incarnation)]
+    assert pair.incoming.departed() == []
+    assert pair.incoming.drop(peer)
+    await pair.close()

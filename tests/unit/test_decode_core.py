@@ -34,6 +34,7 @@ from twinpool.worker.core import (
     Command,
     FromCoordinator,
     FromPeer,
+    LinkLost,
     PeerGone,
     PeerLinked,
     PostReceive,
@@ -432,3 +433,23 @@ def test_prompt_tokens_on_decode_are_an_error_in_strict_mode() -> None:
     wrong = SequenceSlice(work.key, work.token_ids[:5], 0, chunk.block_table, work.sampling)
     with pytest.raises(InvariantViolation, match="--strict: this decode worker computed 5 prompt tokens"):
         bench.handle(StepDone(StepPlan(StepBatch((wrong,))), StepOutput({work.key: 50}, 0.01)))
+
+
+def test_blocks_of_a_lost_writer_that_is_not_known_to_be_dead_stay_out_of_use_until_it_is(
+    bench: Bench,
+) -> None:
+    work = job("a", 8)
+    granted = bench.reserve(work)
+    commands = bench.handle(LinkLost(*PREFILL))
+    assert [(m.key, m.reason) for m in messages(commands) if isinstance(m, Dropped)] == [
+        (work.key, "transfer")
+    ]
+    bench.handle(ReceiveCancelled(granted.fence))
+    for _ in range(10):  # time alone frees nothing
+        bench.now += 10.0
+        bench.handle(Tick())
+    assert bench.core.stats().quarantined_blocks == 2
+    late = messages(bench.tell(Reserve(job("b", 8), *PREFILL)))
+    assert [type(message) for message in late] == [Dropped]
+    bench.handle(PeerGone(*PREFILL))
+    assert bench.core.stats().quarantined_blocks == 0

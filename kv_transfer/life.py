@@ -1,0 +1,66 @@
+"""Knowing for certain whether another process of this host still lives.
+
+A worker that is silent may be dead or frozen, and one that is frozen in the middle of a one-sided write ends it when it
+wakes. So a prefill worker holds a lock on a file of its own, which the kernel drops when the process dies, however it
+does, and at no other time. Whoever has opened the file can ask.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+
+from twinpool.errors import ConfigError, TransportUnavailable
+from twinpool.kv_transfer.connector import LocalEnd
+from twinpool.kv_transfer.shm import DIRECTORY, PREFIX, owner_is_gone
+
+_NAME = re.compile(rf"{PREFIX}(\.[A-Za-z0-9_-]+){{3}}\.life")
+
+
+class Life:
+    """This process's. `name` is what others need to open a `Witness` of it."""
+
+    def __init__(self, end: LocalEnd) -> None:
+        """Raises ConfigError if the file cannot be made."""
+        self.name = f"{PREFIX}.{end.deployment}.{end.worker_id}.{end.incarnation}.life"
+        # Nameless until it is locked, so that nobody ever takes the living for dead.
+        self._fd = os.open(DIRECTORY, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.link(f"/proc/self/fd/{self._fd}", DIRECTORY / self.name, src_dir_fd=self._fd)
+        except OSError as exc:
+            os.close(self._fd)
+            raise ConfigError(f"{DIRECTORY / self.name} cannot be had: {exc}") from exc
+
+    def close(self) -> None:
+        """Says that this process writes to no other's pool any more. Calling it twice is fine."""
+        if self._fd >= 0:
+            (DIRECTORY / self.name).unlink(missing_ok=True)
+            os.close(self._fd)
+            self._fd = -1
+
+
+class Witness:
+    """Another process's life, opened while that process was known to live."""
+
+    def __init__(self, name: str) -> None:
+        """Raises TransportUnavailable if `name` is none that this process can open."""
+        if not _NAME.fullmatch(name):
+            raise TransportUnavailable(f"{name!r} is no name of a worker's lock in {DIRECTORY}")
+        try:
+            self._fd = os.open(DIRECTORY / name, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except OSError as exc:
+            raise TransportUnavailable(
+                f"{DIRECTORY / name} cannot be opened ({exc}); do both workers see one {DIRECTORY}? "
+                "If not, use --transport tcp"
+            ) from exc
+
+    @property
+    def is_over(self) -> bool:
+        """Whether that process is dead, or has closed its `Life`."""
+        return owner_is_gone(self._fd, fcntl.LOCK_SH)
+
+    def close(self) -> None:
+        """Looks no more."""
+        os.close(self._fd)
