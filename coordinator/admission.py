@@ -50,11 +50,11 @@ class Admission:
         is_ready, why = self._registry.ready()
         if not is_ready:
             return NoWorker(f"the server cannot run requests now: {why}")
-        prefill_s = self.prefill.seconds_for(num_prompt - num_cached)
+        num_to_compute = num_prompt - num_cached
         never = (
             self._never_fits(num_prompt, max_tokens)
             or account.never_allows(num_prompt, max_tokens)
-            or _never_in_time(submission, prefill_s, now)
+            or _never_in_time(submission, self.prefill.least_seconds_for(num_to_compute), now)
         )
         if never is not None:
             return never
@@ -64,6 +64,7 @@ class Admission:
             *self._no_room(num_prompt, account, now),
         ]
         if wait_s is not None:
+            prefill_s = self.prefill.seconds_for(num_to_compute)
             wait_there_s = self.prefill.seconds_before(self._registry.least_pending_tokens())
             found += [self._too_long(wait_s), _too_late(submission, wait_s + wait_there_s, prefill_s, now)]
         return _longest(found)
@@ -168,16 +169,16 @@ def _longest(found: Sequence[TryLater | None]) -> TryLater | None:
     return max(refusals, key=lambda refusal: refusal.retry_after_s, default=None)
 
 
-def _never_in_time(submission: Submission, prefill_s: float, now: float) -> InvalidRequest | None:
-    """Whether the deadline is too near for any wait to help: it has passed, or the prompt alone takes longer."""
-    if submission.deadline is None or prefill_s < (left_s := submission.deadline - now):
+def _never_in_time(submission: Submission, least_s: float, now: float) -> InvalidRequest | None:
+    """Whether the deadline is too near for any wait to help: passed, or before the prompt can be computed at best."""
+    if submission.deadline is None or least_s < (left_s := submission.deadline - now):
         return None
     if left_s <= 0:
         message = f"the deadline passed {-left_s:.3f} s before the request could be taken on; set a later one"
     else:
         message = (
-            f"the deadline is in {left_s:.3f} s, and the first token of such a prompt takes about {prefill_s:.3f} s; "
-            "set a later one, or shorten the prompt"
+            f"the deadline is in {left_s:.3f} s, and the prompt takes {least_s:.3f} s at the best rate measured; set "
+            "a later one, or shorten the prompt"
         )
     return InvalidRequest(message, param="deadline")
 

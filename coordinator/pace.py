@@ -89,6 +89,11 @@ class PrefillPace:
         self._num_tokens.append(num_tokens)
         self._seconds.append(seconds)
 
+    def least_seconds_for(self, num_tokens: int) -> float:
+        """What one prompt with so many tokens takes at the best rate that was measured; 0 without evidence."""
+        rates = (s / max(1.0, n) for n, s in zip(self._num_tokens, self._seconds, strict=True))
+        return num_tokens * min(rates, default=0.0)
+
     def seconds_before(self, num_tokens: int) -> float:
         """Predicted time until so many tokens that wait before a prompt are computed; 0 without evidence."""
         return num_tokens * sum(self._seconds) / max(1.0, sum(self._num_tokens))

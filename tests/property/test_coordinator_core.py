@@ -115,6 +115,9 @@ class Coordination(RuleBasedStateMachine):
         assert ends == self.num_submitted
         delivered = sum(len(self.driver.tokens(r)) for r in self.wanted)
         assert self.driver.count(CoordinatorMetric.TOKENS_DELIVERED) == delivered
+        served = sum(self.driver.core.tally.counts(CoordinatorMetric.TENANT_TOKENS).values())
+        prompts = (self.driver.core.timeline(r) for r in self.wanted)
+        assert served == delivered + sum(t.num_prompt_tokens for t in prompts if t is not None and t.attempts)
         assert self.driver.count(CoordinatorMetric.DUPLICATE_TOKENS) == 0
         assert self.driver.count(CoordinatorMetric.PROTOCOL_FAULTS) == 0
         errors = [r for r in self.wanted if self.driver.finish(r) is FinishReason.ERROR]

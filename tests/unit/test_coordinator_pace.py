@@ -91,3 +91,4 @@ def test_prompts_take_what_a_line_through_the_measured_ones_says() -> None:
     pace.computed(1100, 1.5)
     assert pace.seconds_for(2100) == pytest.approx(2.5)
     assert pace.seconds_before(600) == pytest.approx(1.0)
+    assert pace.least_seconds_for(1100) == pytest.approx(1.5)

@@ -12,6 +12,7 @@ from twinpool.config import Role
 from twinpool.coordinator.exposition import Exposition
 from twinpool.coordinator.service import Output
 from twinpool.coordinator.streams import OutputStream
+from twinpool.coordinator.tenants import Tenant
 from twinpool.errors import InvariantViolation
 from twinpool.messages import Heartbeat
 from twinpool.metrics import WorkerMetric
@@ -97,6 +98,25 @@ def test_the_metrics_count_what_lives_and_waits() -> None:
     assert sample(exposition, 'twinpool_kv_blocks{role="decode",state="free",worker="D"}') == 64.0
     assert sample(exposition, 'twinpool_worker_prompt_tokens_waiting{role="prefill",worker="P"}') == 7.0
     assert sample(exposition, 'twinpool_workers{role="decode"}') == 1.0
+
+
+def test_the_metrics_tell_tenants_refusals_and_cancelled_work_apart() -> None:
+    driver = CoreDriver(max_in_flight=2, retry_budget=5)
+    driver.pair()
+    acme = Tenant("acme", requests_per_minute=2)
+    for request_id in ("a", "b", "c"):
+        driver.submit(request_id, num_prompt=10, tenant=acme)
+    driver.submit("d", num_prompt=20, tenant=Tenant("other"))
+    driver.token("P", 0, request_id="a")
+    driver.dropped("P", "transfer", request_id="b")
+    driver.cancel("a", "acme")
+    exposition = Exposition(driver.core, Counter(), lambda: driver.now)
+    assert sample(exposition, 'twinpool_admission_refused_total{reason="quota_exceeded"}') == 1.0
+    assert sample(exposition, 'twinpool_tenant_tokens_served_total{tenant="acme"}') == 21.0
+    assert sample(exposition, 'twinpool_tenant_queue_requests{tenant="other"}') == 1.0
+    assert sample(exposition, 'twinpool_cancelled_attempts_held{role="decode",worker="D"}') == 2.0
+    assert sample(exposition, "twinpool_retry_budget_left") == 4.0
+    assert sample(exposition, "twinpool_healthy") == 1.0
 
 
 async def collect(stream: OutputStream) -> list[Output]:
