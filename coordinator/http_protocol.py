@@ -335,7 +335,7 @@ class UnframedSend:
             return
         if message["type"] == "http.response.start":
             cycle.response_started = True
-            lines = [name + b": " + value + b"\r\n" for name, value in headers]
+            lines = [name + b": " + value + b"\r\n" for name, value in (*cycle.default_headers, *headers)]
             cycle.transport.write(
                 STATUS_LINE[message["status"]] + b"".join(lines) + b"connection: close\r\n\r\n"
             )

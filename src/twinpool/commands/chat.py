@@ -157,4 +157,6 @@ def _refusal(response: httpx.Response) -> RequestError:
         message = response.json()["error"]["message"]
     except (ValueError, KeyError, TypeError):
         message = response.text.strip()[:200] or response.reason_phrase
+    if response.status_code == 401:
+        message += f"; give yours in {API_KEY_VARIABLE}"
     return RequestFailed(f"{message} (HTTP {response.status_code})")
