@@ -34,6 +34,10 @@ GIVEN_UP = "the request was lost 3 times and is not started again; the last: wor
         ({"end": End.HUNG}, "ended hung"),
         ({"end": End.FAILED, "token_ids": [5], "error": GIVEN_UP}, None),
         ({"end": End.REFUSED, "status": 500, "token_ids": [], "error": GIVEN_UP}, None),
+        (
+            {"end": End.FAILED, "token_ids": [5], "error": "not again: the server's retry budget is spent"},
+            None,
+        ),
         ({"end": End.FAILED, "token_ids": [6], "error": GIVEN_UP}, "after other tokens"),
         ({"end": End.FAILED, "token_ids": [5], "error": GIVEN_UP.replace("3", "2")}, "3 attempts"),
         ({"end": End.FAILED, "token_ids": [], "error": "something broke"}, "something broke"),
