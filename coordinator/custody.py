@@ -206,6 +206,8 @@ class Custody:
             raise InvariantViolation(
                 f"queued are {sorted(waiting)}, the queue has {[r.request_id for r in self._queue]}"
             )
+        if self._queue.num_tokens != (tokens := sum(request.num_tokens for request in self._queue)):
+            raise InvariantViolation(f"the queue counts {self._queue.num_tokens} tokens and holds {tokens}")
         for request in self.requests.values():
             running = [leg for leg in request.legs if leg.cancelled_at is None]
             if bool(running) != (request.state in RUNNING):

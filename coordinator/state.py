@@ -60,6 +60,8 @@ PREEMPTION_PAUSE_S = 0.2
 """A worker that had to preempt gets nothing new for so long: it has no room, and would only preempt again."""
 
 
+CHECK_S = 5.0
+"""How often the books are recounted while serving: it takes a moment per request."""
 AGED_SHARE = 0.5
 """Who has waited for this part of `max_wait_s` is not passed by any more, whatever the others' priority."""
 
@@ -76,6 +78,7 @@ class CoordinatorCore:
         self._eos_token_ids = eos_token_ids
         self._commands: list[Command] = []
         self._given_up: dict[Role, str] = {}
+        self._checked_at = 0.0
         self.tally = Tally()
         self.accounts = Accounts()
         self.retries = RetryBudget(config.retry_budget)
@@ -335,6 +338,9 @@ class CoordinatorCore:
         self._clients.tick(now)
         if not self.num_live:
             self._health.moved(now)
+        if now - self._checked_at >= CHECK_S:
+            self._checked_at = now
+            self.check()
 
     def _shut_down(self, now: float) -> None:
         self._clients.is_draining = True
