@@ -180,7 +180,7 @@ def _never_in_time(submission: Submission, least_s: float, now: float) -> Invali
             f"the deadline is in {left_s:.3f} s, and the prompt takes {least_s:.3f} s at the best rate measured; set "
             "a later one, or shorten the prompt"
         )
-    return InvalidRequest(message, param="deadline")
+    return InvalidRequest(message, param="timeout")
 
 
 def _too_late(

@@ -11,7 +11,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from abc import abstractmethod
+from array import array
 from collections.abc import AsyncIterator
+from io import StringIO
 from typing import ClassVar
 
 from starlette.responses import Response
@@ -25,31 +27,28 @@ from twinpool.coordinator.service import Output, Service, Submission
 from twinpool.errors import ClientTooSlow, RequestError, RequestFailed
 from twinpool.request import FinishReason
 
-TOKEN_ID_BYTES = 8
-"""What a token id takes in a stream that carries them, about."""
-
 
 class Backlog:
-    """What a stream has not written yet, as one piece that grows."""
+    """What a stream has not written yet, as one piece that grows: in one buffer, not as thousands of little strings."""
 
     def __init__(self) -> None:
-        self._texts: list[str] = []
-        self._token_ids: list[int] = []
+        self._text = StringIO()
+        self._token_ids = array("q")
         self._num_tokens = 0
         self._finish: FinishReason | None = None
         self.num_bytes = 0
 
     def add(self, piece: Piece) -> None:
         """Appends the next piece."""
-        self._texts.append(piece.text)
-        self._token_ids += piece.token_ids
+        self._text.write(piece.text)
+        self._token_ids.extend(piece.token_ids)
         self._num_tokens, self._finish = piece.num_tokens, piece.finish
-        self.num_bytes += len(piece.text.encode()) + TOKEN_ID_BYTES * len(piece.token_ids)
+        self.num_bytes += len(piece.text.encode()) + self._token_ids.itemsize * len(piece.token_ids)
 
     def take(self) -> Piece:
         """All of it; nothing stays."""
-        piece = Piece("".join(self._texts), tuple(self._token_ids), self._num_tokens, self._finish)
-        self._texts, self._token_ids, self.num_bytes = [], [], 0
+        piece = Piece(self._text.getvalue(), tuple(self._token_ids), self._num_tokens, self._finish)
+        self._text, self._token_ids, self.num_bytes = StringIO(), array("q"), 0
         return piece
 
 
