@@ -200,12 +200,16 @@ class ShmSender:
         self._log = PushLog()
         self._writing = threading.Lock()
         self._closed = False
+        self._num_blocks = where.num_blocks
+        self._nonsense: str | None = None
 
     @property
     def lost(self) -> str | None:
-        """Set once this end is closed or the owner of the pool is gone."""
+        """Set once this end is closed, or the owner of the pool is gone or grants what it has not."""
         if self._closed:
             return f"the link to {self._peer} is closed"
+        if self._nonsense is not None:
+            return self._nonsense
         if owner_is_gone(self._fd, fcntl.LOCK_SH):
             return f"the owner of the shared pool {self._peer} is gone"
         return None
@@ -228,6 +232,8 @@ class ShmSender:
 
     def push(self, fence: int, blocks: BlockRange) -> None:
         """Copies at once, a few MiB at a time; between two of those a stop takes effect."""
+        if any(block >= self._num_blocks for block in blocks.target_blocks):
+            self._nonsense = f"{self._peer} has {self._num_blocks} blocks, and granted others"
         with self._writing:  # against a close on the event loop
             self._require_peer()
         if not self._log.begin(fence, blocks.num_bytes(self._layout)):

@@ -10,7 +10,14 @@ from typing import Any
 from twinpool.errors import InvariantViolation, PeerLost
 from twinpool.kv_transfer.connector import BlockRange, KVRegion, LocalEnd, PushReport
 from twinpool.kv_transfer.pushes import PushLog, until_delivered
-from twinpool.kv_transfer.ucx_worker import UcxWorker, buffer, layers_per_message, tag_of, unpack_address
+from twinpool.kv_transfer.ucx_worker import (
+    MAX_BLOCKS,
+    UcxWorker,
+    buffer,
+    layers_per_message,
+    tag_of,
+    unpack_address,
+)
 
 _MAX_UNDER_WAY = 128
 
@@ -53,6 +60,8 @@ class UcxSender:
         """Queues the ranges, which must be whole layer groups, for the event loop to send."""
         if self._lost is not None:
             raise PeerLost(f"the KV link by ucx is lost: {self._lost}")
+        if any(block >= MAX_BLOCKS for block in blocks.target_blocks):
+            raise PeerLost(f"the receiver granted blocks beyond {MAX_BLOCKS}, which no pool has")
         layout = self._region.layout
         for layer in (blocks.first_layer, blocks.last_layer):
             if layer % self.layer_group and layer != layout.num_layers:
@@ -93,7 +102,12 @@ class UcxSender:
             raise PeerLost(f"the KV link by ucx is lost: {self._lost}")
         if (outgoing := self._fences.get(fence)) is not None:
             try:
-                await until_delivered(outgoing.delivered, lambda: self._num_delivered, "the receiver by ucx")
+                # UCX tells only of whole messages, and may move all that it has at once.
+                message_bytes = self.layer_group * self._region.layout.layer_bytes
+                one_move_s = self._log.seconds_for(_MAX_UNDER_WAY * message_bytes)
+                await until_delivered(
+                    outgoing.delivered, lambda: self._num_delivered, "the receiver by ucx", one_move_s
+                )
             except PeerLost as exc:
                 self._lose(str(exc))
                 raise
