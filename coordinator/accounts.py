@@ -90,14 +90,15 @@ class Account:
         """Why a request that takes `num_tokens` at most must wait, and for how long; None if it need not."""
         waits = []
         if self._requests is not None and (wait_s := self._requests.seconds_until(1, now)):
-            waits.append((wait_s, f"{self._requests.per_minute} requests per minute are used up"))
+            what = f"all {self._requests.per_minute} requests per minute are used up"
+            waits.append((wait_s, what))
         if self._tokens is not None and (wait_s := self._tokens.seconds_until(num_tokens, now)):
-            what = f"{self._tokens.per_minute} tokens per minute do not have the {num_tokens} of this request left"
+            what = f"this request takes up to {num_tokens} of the {self._tokens.per_minute} tokens per minute"
             waits.append((wait_s, what))
         if not waits:
             return None
         wait_s, what = max(waits)
-        return QuotaExceeded(f"quota: {what}; try again in {wait_s:.1f} s", retry_after_s=wait_s)
+        return QuotaExceeded(f"{what}; there is enough in {wait_s:.1f} s", retry_after_s=wait_s)
 
     def admit(self, num_tokens: int, now: float) -> None:
         """A request that takes `num_tokens` at most is in."""

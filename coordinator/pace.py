@@ -10,7 +10,7 @@ WINDOW_S = 20.0
 LEAST_MEMORY = 16
 MOST_MEMORY = 64
 """Departures that the sums reach back: about those of `WINDOW_S`, but never fewer or more than these."""
-LEAST_EVIDENCE_S = 0.5
+LEAST_EVIDENCE_S = 0.2
 MARGIN = 2.5
 """Standard deviations by which a predicted wait exceeds its mean, so that of those admitted none in thousands times out
 (`tests/world/test_admission.py`).
@@ -54,8 +54,10 @@ class Pace:
         """
         open_s = 0.0 if self._since is None else now - self._since
         sums = self._sums
-        if open_s * sums[0] > sums[1] or (not sums[0] and open_s >= LEAST_EVIDENCE_S):
+        if open_s * sums[0] > sums[1]:
             sums = self._with(open_s)
+        elif not sums[0] and open_s >= LEAST_EVIDENCE_S:
+            sums = self._with(2 * open_s)  # as good a guess as any that half of the first has passed
         if not sums[0]:
             return None
         mean_s, mean_tokens, squares, products, squared_tokens = (value / sums[0] for value in sums[1:])

@@ -66,7 +66,10 @@ def test_a_server_that_lets_nobody_go_is_slower_than_its_history_says() -> None:
     assert later_s > 2 * before_s
     fresh = Pace()
     fresh.observe(0.0, is_waiting=True)
-    assert fresh.seconds_for(2, 0, 4.0) == pytest.approx(4.0)  # two intervals of at least 4 s, one has passed
+    assert fresh.seconds_for(2, 0, 0.1) is None
+    assert fresh.seconds_for(2, 0, 4.0) == pytest.approx(
+        12.0
+    )  # half of the first interval has passed, it guesses
 
 
 @pytest.mark.parametrize("slow_s", [0.05, 20.0])
