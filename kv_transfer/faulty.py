@@ -24,6 +24,7 @@ from twinpool.errors import ConfigError, PeerLost
 from twinpool.kv_transfer import pushes
 from twinpool.kv_transfer.connector import BlockRange, KVRegion, KVSender, PushReport
 from twinpool.kv_transfer.late import LateSender
+from twinpool.kv_transfer.probe import FIRST_PROBE_FENCE
 
 NUM_SCRATCH_BLOCKS = 16
 _NO_PROBABILITIES = ("seed", "delay", "late")
@@ -114,8 +115,11 @@ class FaultySender:
         return self._lost or self._inner.lost
 
     def push(self, fence: int, blocks: BlockRange) -> None:
-        """Pushes, or does what the dice say. Raises PeerLost."""
+        """Pushes, or does what the dice say; a probe's bytes as they are. Raises PeerLost."""
         self._require_life()
+        if fence >= FIRST_PROBE_FENCE:  # else there would be no link to break
+            self._inner.push(fence, blocks)
+            return
         if self._strikes("death", self._plan.death):
             self._lost = "the link died (injected fault)"
             self._require_life()
@@ -133,6 +137,8 @@ class FaultySender:
         if self._lost is not None:
             await self.stop(fence)
         self._require_life()
+        if fence >= FIRST_PROBE_FENCE:
+            return await self._inner.finish(fence)
         await asyncio.sleep(self._plan.delay)
         if (stalled := self._stalled.get(fence)) is not None:
             try:

@@ -37,6 +37,8 @@ class PushLog:
         self._lock = threading.Lock()
         self._pushes: dict[int, _Pushes] = {}
         self._stopped: OrderedDict[int, None] = OrderedDict()
+        self._finished_bytes = 0
+        self._finished_s = 0.0
 
     def begin(self, fence: int, num_bytes: int) -> bool:
         """A push starts; False if the fence is stopped, and nothing may be pushed."""
@@ -76,24 +78,35 @@ class PushLog:
             pushes = self._pushes.pop(fence, _Pushes())
             if pushes.under_way:
                 pushes.busy_s += time.perf_counter() - pushes.started
+            self._finished_bytes += pushes.num_bytes
+            self._finished_s += pushes.busy_s
             return PushReport(pushes.num_bytes, pushes.busy_s)
+
+    def seconds_for(self, num_bytes: int) -> float:
+        """What `num_bytes` take at the rate of all pushes that were finished; 0 before the first."""
+        with self._lock:
+            return num_bytes * self._finished_s / self._finished_bytes if self._finished_bytes else 0.0
 
     def __len__(self) -> int:
         """Fences with pushes that are neither finished nor stopped."""
         return len(self._pushes)
 
 
-async def until_delivered(delivered: asyncio.Future[None], moved: Callable[[], int], peer: str) -> None:
-    """Waits for `delivered` as long as `moved()`, a count that grows with every byte, keeps growing.
+async def until_delivered(
+    delivered: asyncio.Future[None], moved: Callable[[], int], peer: str, one_move_s: float = 0.0
+) -> None:
+    """Waits for `delivered` as long as `moved()` keeps growing: a count of what has arrived, in pieces of which one may
+    take `one_move_s` on this link.
 
     Raises:
-        PeerLost: nothing moved for `STALL_S`, or what `delivered` raises.
+        PeerLost: nothing moved for `STALL_S` beyond that, or what `delivered` raises.
     """
+    patience_s = STALL_S + one_move_s
     before = moved()
     while True:
-        done, _ = await asyncio.wait((delivered,), timeout=STALL_S)
+        done, _ = await asyncio.wait((delivered,), timeout=patience_s)
         if done:
             return delivered.result()
         if (now := moved()) == before:
-            raise PeerLost(f"{peer} has taken no byte for {STALL_S:g} s")
+            raise PeerLost(f"{peer} has taken no byte for {patience_s:.3g} s")
         before = now

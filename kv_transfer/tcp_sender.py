@@ -7,10 +7,13 @@ writes, one reads the echoes and notices at once when the receiver dies.
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import logging
 import select
 import socket
+import termios
 import threading
+from array import array
 from collections import deque
 from contextlib import suppress
 
@@ -34,6 +37,15 @@ _ZEROS = memoryview(bytes(256 << 10))
 
 _Item = tuple[int, BlockRange | None]
 """A fence with the ranges to push, or None to flush."""
+
+
+def unacknowledged(connection: socket.socket) -> int:
+    """Bytes that the connection has taken and the other host has not acknowledged; 0 of a closed one, or where the
+    system does not tell."""
+    count = array("i", [0])
+    with suppress(OSError, ValueError):
+        fcntl.ioctl(connection, termios.TIOCOUTQ, count)
+    return count[0]
 
 
 class TcpSender:
@@ -142,7 +154,12 @@ class TcpSender:
     async def _delivered(self, fence: int) -> None:
         """Returns when the receiver is through with all that was pushed before. Raises PeerLost, and is lost then."""
         try:
-            await until_delivered(self._flush(fence), lambda: self._stream.num_sent, self._peer)
+            # Not what the socket has taken: megabytes of that may be on their way over a slow link.
+            await until_delivered(
+                self._flush(fence),
+                lambda: self._stream.num_sent - unacknowledged(self._connection),
+                self._peer,
+            )
         except PeerLost as exc:
             self._lose(str(exc))
             with self._reading_source:

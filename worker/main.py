@@ -8,6 +8,7 @@ import mmap
 import os
 import platform
 import signal
+import socket
 import sys
 import uuid
 from collections.abc import Callable
@@ -53,6 +54,7 @@ def run_worker(config: WorkerConfig, make_core: CoreFactory) -> int:
         level=logging.INFO, stream=sys.stderr, format=f"%(asctime)s {worker_id} %(levelname)s %(message)s"
     )
     try:
+        require_kv_host(config)
         _bind_threads(config)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as loop:
             return loop.run(_run(config, make_core))
@@ -80,6 +82,19 @@ def _bind_threads(config: WorkerConfig) -> None:
             )
         os.sched_setaffinity(0, wanted)
     torch.set_num_threads(config.engine.threads)
+
+
+def require_kv_host(config: WorkerConfig) -> None:
+    """Raises ConfigError, before the model is loaded, if a decode worker's KV sockets cannot listen on `--kv-host`."""
+    host = config.transfer.host
+    if config.role is Role.DECODE:
+        try:
+            family = socket.AF_INET6 if ":" in host else socket.AF_INET
+            socket.create_server((host, 0), family=family).close()
+        except OSError as exc:
+            raise ConfigError(
+                f"--kv-host is {host!r}, where this machine cannot listen ({exc}); allowed: one of its own addresses"
+            ) from exc
 
 
 async def _run(config: WorkerConfig, make_core: CoreFactory) -> int:

@@ -14,6 +14,7 @@ from twinpool.kv_transfer import pushes, transports
 from twinpool.kv_transfer.connector import BlockRange, KVRegion, LocalEnd
 from twinpool.kv_transfer.faulty import FaultPlan, FaultySender
 from twinpool.kv_transfer.loopback import LoopbackReceiver, LoopbackSender
+from twinpool.kv_transfer.probe import FIRST_PROBE_FENCE
 from twinpool.layout import Dtype, KVLayout
 
 LAYOUT = KVLayout(num_layers=4, num_kv_heads=1, head_dim=8, block_size=8, dtype=Dtype.FLOAT32)
@@ -164,3 +165,15 @@ async def test_what_is_held_back_under_a_stopped_fence_never_goes_out() -> None:
     with pytest.raises(PeerLost):
         push_layers(sender, 1)
     await receiver.close()
+
+
+async def test_a_probe_crosses_a_link_that_breaks_everything_else(receiver: LoopbackReceiver) -> None:
+    sender = await faulty(receiver, "drop=1,corrupt=1,stall=1,death=1")
+    fence = FIRST_PROBE_FENCE + 1
+    receiver.expect(fence, END.writer, ALL)
+    push_layers(sender, fence)
+    report = await sender.finish(fence)
+    await receiver.arrived(fence)
+    assert report.num_bytes == NUM_BLOCKS * LAYOUT.block_bytes
+    assert not sender.num_faults
+    await sender.close()

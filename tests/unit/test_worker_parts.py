@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,10 +10,11 @@ from support.join_token import TEST_TOKEN
 from support.tiny_models import TINY, save_tiny_model
 
 from twinpool.config import EngineConfig, LinkConfig, Role, SchedulerConfig, TransferConfig, WorkerConfig
+from twinpool.errors import ConfigError
 from twinpool.kv_transfer.connector import LocalEnd
 from twinpool.kv_transfer.probe import PROBE_BYTES
 from twinpool.prefill_pool.core import PrefillCore
-from twinpool.worker.main import load_runner, worker_parts
+from twinpool.worker.main import load_runner, require_kv_host, worker_parts
 
 NUM_BLOCKS = 40
 SCHEDULER = SchedulerConfig()
@@ -50,3 +52,16 @@ def test_num_blocks_are_all_for_sequences_and_probes_have_their_own(model_dir: P
     assert parts.pool.probe_blocks == tuple(range(NUM_BLOCKS, NUM_BLOCKS + num_probe))
     assert parts.pool.region.num_blocks == NUM_BLOCKS + num_probe
     assert len(parts.pool.region.memory) == parts.pool.region.num_blocks * runner.layout.block_bytes
+
+
+def test_a_host_that_no_socket_can_listen_on_is_refused_before_the_model_is_loaded() -> None:
+    config = WorkerConfig(
+        role=Role.DECODE,
+        link=LinkConfig("tcp://127.0.0.1:1", "worker-0", TEST_TOKEN),
+        engine=EngineConfig("/nowhere"),
+        scheduler=SCHEDULER,
+        transfer=TransferConfig(host="192.0.2.77"),
+    )
+    with pytest.raises(ConfigError, match=r"--kv-host is '192\.0\.2\.77'"):
+        require_kv_host(config)
+    require_kv_host(replace(config, transfer=TransferConfig(host="127.0.0.1")))
