@@ -144,7 +144,9 @@ class GatewayProtocol(HttpToolsProtocol):
         except httptools.HttpParserError:
             self._refuse_junk(HttpError("this is no HTTP/1.1 request; send one", HTTPStatus.BAD_REQUEST))
         else:
-            self._watch_head(len(data))
+            # Empty lines between two requests are no head yet, but must not keep a connection open either.
+            if self._is_reading_head or (self._has_answered and not is_discarding):
+                self._watch_head(len(data))
 
     @property
     def _has_answered(self) -> bool:
@@ -155,12 +157,11 @@ class GatewayProtocol(HttpToolsProtocol):
         self.cycle.keep_alive = False
 
     def _watch_head(self, num_new: int) -> None:
-        if self._is_reading_head and not self.transport.is_closing():
-            self._head_bytes += num_new
-            if self._head_bytes > MAX_HEAD_BYTES:
-                self._refuse_junk(_head_too_large())
-            elif self._head_timer is None:
-                self._head_timer = self.loop.call_later(self._limits.head_timeout_s, self._head_is_late)
+        self._head_bytes += num_new
+        if self._head_bytes > MAX_HEAD_BYTES:
+            self._refuse_junk(_head_too_large())
+        elif self._head_timer is None:
+            self._head_timer = self.loop.call_later(self._limits.head_timeout_s, self._head_is_late)
 
     def _stop_head_timer(self) -> None:
         if self._head_timer is not None:
@@ -245,7 +246,7 @@ class GatewayProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         """The request starts to run."""
-        self._is_reading_head = False
+        self._is_reading_head, self._head_bytes = False, 0
         self._stop_head_timer()
         if not _has_path(self.url):
             raise HttpError(

@@ -85,12 +85,13 @@ async def test_a_head_that_does_not_end_is_408(head: bytes) -> None:
         assert_refused(await send(gateway, head), 408)
 
 
-async def test_a_second_head_on_a_connection_is_timed_too() -> None:
+@pytest.mark.parametrize("start", [GET, b"\r\n"])
+async def test_a_second_head_on_a_connection_is_timed_too(start: bytes) -> None:
     async with running(head_timeout_s=0.1) as gateway:
         reader, writer = await asyncio.open_connection("127.0.0.1", gateway.server.port)
         writer.write(GET + b"\r\n")
         assert b"version" in await read_until(reader, b"}")
-        writer.write(GET)
+        writer.write(start)
         assert_refused(await asyncio.wait_for(reader.read(), 10), 408)
         writer.close()
 
