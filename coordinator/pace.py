@@ -60,13 +60,15 @@ class Pace:
             sums = self._with(2 * open_s)  # as good a guess as any that half of the first has passed
         if not sums[0]:
             return None
-        mean_s, mean_tokens, squares, products, squared_tokens = (value / sums[0] for value in sums[1:])
+        num = sums[0]
+        mean_s, mean_tokens, squares, products, squared_tokens = (value / num for value in sums[1:])
         covariance, spread = products - mean_s * mean_tokens, squared_tokens - mean_tokens**2
         per_token_s = min(max(0.0, covariance / spread), mean_s / mean_tokens) if spread > 1e-6 else 0.0
         per_request_s = mean_s - per_token_s * mean_tokens
         variance = squares - mean_s**2 - 2 * per_token_s * covariance + per_token_s**2 * spread
-        deviation_s = math.sqrt(max(0.0, variance))
-        margin_s = MARGIN * math.sqrt(num_departures) * deviation_s
+        # Of a sample: the fewer intervals are known, the less is their mean.
+        deviation_s = math.sqrt(max(0.0, variance) * num / max(num - 1, 0.5))
+        margin_s = MARGIN * math.sqrt(num_departures + num_departures**2 / num) * deviation_s
         wait_s = num_departures * per_request_s + (self._last_tokens + num_tokens) * per_token_s + margin_s
         # What has passed of the open interval counts as far as it was to be expected.
         return max(0.0, wait_s - min(open_s, max(0.0, mean_s - MARGIN * deviation_s)))
