@@ -17,12 +17,14 @@ import socket
 import sys
 import threading
 from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import msgspec
 import numpy as np
+import psutil
 import pytest
 
 from twinpool.config import Encryption, TransportName
@@ -505,3 +507,26 @@ async def test_a_pool_that_others_may_read_or_that_lies_elsewhere_is_not_written
     with pytest.raises(TransportUnavailable, match=f"has {LAYOUT.block_bytes} bytes, not"):
         shm.ShmSender(msgspec.msgpack.encode({"name": pool.path.name, "num_blocks": 2}), region)
     pool.close()
+
+
+@pytest.mark.parametrize("name", ["tcp", "ucx"])
+async def test_a_receiver_listens_on_its_own_host_only_and_survives_junk(name: str) -> None:
+    require(name)
+    before = listening()
+    desk = Desk(name)
+    desk.receiver = await transports.receiver(desk.name, desk.region, desk.end)
+    ports = listening() - before
+    assert {ip for ip, _ in ports} == {"127.0.0.1"}
+    for address in ports:
+        for junk in (b"GET / HTTP/1.1\r\n\r\n", b"\0" * 5000, b"\xff" * 5000, os.urandom(5000)):
+            with socket.create_connection(address, timeout=DEADLINE_S) as stranger, suppress(OSError):
+                stranger.sendall(junk)
+                stranger.shutdown(socket.SHUT_WR)
+    await desk.transfer(1, await desk.sender(), [1], [2])
+    await desk.close()
+
+
+def listening() -> set[tuple[str, int]]:
+    """The sockets on which this process listens."""
+    sockets = psutil.Process().net_connections("inet")
+    return {tuple(c.laddr) for c in sockets if c.status == psutil.CONN_LISTEN}  # type: ignore[misc]
