@@ -45,6 +45,8 @@ HUGE = 10**20
         (CoordinatorConfig, "port", "--port", (-1, 65536)),
         (CoordinatorConfig, "max_wait_s", "--max-wait", (-1.0, 0.0, nan, inf)),
         (CoordinatorConfig, "drain_s", "--drain", (-1.0, nan, inf)),
+        (CoordinatorConfig, "retry_budget", "--retry-budget", (-1,)),
+        (CoordinatorConfig, "stall_s", "--stall", (-1.0, 0.0, nan, inf)),
         (GatewayConfig, "max_body_bytes", "--max-body-bytes", (-1, 0)),
         (GatewayConfig, "max_buffered_bytes", "--max-buffered-bytes", (-1, 0, 1023)),
         (GatewayConfig, "max_connections", "--max-connections", (-1, 0, HUGE)),
