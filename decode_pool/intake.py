@@ -104,6 +104,7 @@ class Intake:
         self._fingerprint = fingerprint
         self._headroom_tokens = config.headroom_tokens
         self._timeout_s = config.transfer_timeout_s
+        self._grant_timeout_s = config.grant_timeout_s
         self._max_waiting = WAITING_PER_SLOT * config.max_num_seqs
         self._counters = counters
         self._commands = commands
@@ -217,7 +218,8 @@ class Intake:
             )
 
     def expire(self, now: float) -> None:
-        """Takes back the grants whose lease has run out, and reminds writers that owe an acknowledgement."""
+        """Takes back the grants whose lease has run out, reminds writers that owe an acknowledgement, and sends back
+        who has waited too long for room."""
         for held in self._ledger.unacknowledged(now):
             self._send(held.writer, Revoke(held.key, held.fence))
         for fence in self._ledger.expired(now):
@@ -228,6 +230,10 @@ class Intake:
             self._counters.add(WorkerMetric.EXPIRED)
             detail = f"{arrival.writer.worker_id} gave no sign of this transfer for {self._timeout_s} s"
             self.drop(arrival.key, DropReason.DEADLINE, detail, now)
+        detail = f"no room came free for it within {self._grant_timeout_s:g} s"
+        for arrival in [a for a in self._waiting.values() if now - a.arrived_at >= self._grant_timeout_s]:
+            self._counters.add(WorkerMetric.PREEMPTIONS)
+            self.drop(arrival.key, DropReason.PREEMPTED, detail, now)
 
     def writer_gone(self, writer: Writer, now: float) -> None:
         """That process writes no more. What it has not sealed is lost."""

@@ -149,7 +149,8 @@ class SchedulerConfig:
     admits it, as KV slots beyond its prompt (less when its `max_tokens` is less). `max_queue_age_s` is the age at
     which a waiting prompt goes before shorter ones. `max_parked_blocks` bounds the blocks on prefill whose prompts
     wait for a grant of decode (None: half the pool). `transfer_timeout_s` bounds the wait for a granted transfer
-    beyond what its bytes take at the measured rate.
+    beyond what its bytes take at the measured rate. `grant_timeout_s` bounds the wait of a job for room on decode; then
+    it is sent back, to be started again where there is room.
     """
 
     token_budget: int | None = None
@@ -158,6 +159,7 @@ class SchedulerConfig:
     max_queue_age_s: float = 2.0
     max_parked_blocks: int | None = None
     transfer_timeout_s: float = 10.0
+    grant_timeout_s: float = 30.0
     prefix_cache: bool = True
 
     def __post_init__(self) -> None:
@@ -170,6 +172,8 @@ class SchedulerConfig:
                 f"0 to {MOST_TOKENS}")  # fmt: skip
         require("--max-parked-blocks", self.max_parked_blocks, _is_count(self.max_parked_blocks, MOST_TOKENS),
                 f"1 to {MOST_TOKENS}")  # fmt: skip
+        require("--grant-timeout", self.grant_timeout_s, _is_time(self.grant_timeout_s),
+                f"above 0, at most {MOST_SECONDS:.0f}")  # fmt: skip
         require("--transfer-timeout", self.transfer_timeout_s, _is_time(self.transfer_timeout_s),
                 f"above 0, at most {MOST_SECONDS:.0f}")  # fmt: skip
 

@@ -453,3 +453,18 @@ def test_blocks_of_a_lost_writer_that_is_not_known_to_be_dead_stay_out_of_use_un
     assert [type(message) for message in late] == [Dropped]
     bench.handle(PeerGone(*PREFILL))
     assert bench.core.stats().quarantined_blocks == 0
+
+
+def test_who_waits_too_long_for_room_is_sent_back_to_be_started_elsewhere() -> None:
+    bench = Bench(num_blocks=3, headroom_tokens=0, grant_timeout_s=30.0)
+    bench.join(job("running", 8, max_tokens=2))
+    waiting = job("waiting", 8, max_tokens=2, first=100)
+    assert bench.tell(Reserve(waiting, *PREFILL)) == []
+    bench.now = 29.9
+    assert bench.handle(Tick()) == []
+    bench.now = 30.0
+    (dropped,) = messages(bench.handle(Tick()))
+    assert isinstance(dropped, Dropped)
+    assert (dropped.key, dropped.reason) == (waiting.key, "preempted")
+    assert bench.core.stats().waiting == 0
+    bench.handle(done(bench.plan(), EOS))

@@ -66,6 +66,8 @@ _SCHEDULING = (
          "room to grow that a sequence must have before decode admits it", int),
     Flag("--max-parked-blocks", SchedulerConfig, "max_parked_blocks", "BLOCKS",
          "finished prompts may wait on a prefill worker for room on decode in this many blocks (default: half)", int),
+    Flag("--grant-timeout", SchedulerConfig, "grant_timeout_s", "SECONDS",
+         "longest wait of a computed prompt for room on one decode worker; then it is started again elsewhere", float),
     Flag("--transfer-timeout", SchedulerConfig, "transfer_timeout_s", "SECONDS",
          "wait for a transfer, beyond what its bytes should take", float),
 )  # fmt: skip
