@@ -55,8 +55,8 @@ def test_a_peer_that_takes_nothing_stalls_the_whole_prefill_worker(split: Server
 
 
 def test_requests_without_workers_hang_or_are_told_to_try_later(colocated: Server) -> None:
-    """P8: the last worker is gone, as before the first one came: 503 with the reason, and `/ready` says no. A stream
-    that was running is carried on when a worker is back."""
+    """P8, M9: the last worker is gone, as before the first one came: 503 with the reason, `/ready` says no, and so
+    does `/health` while somebody waits. A stream that was running is carried on when a worker is back."""
     fields = {"prompt": "I will be back", "max_tokens": 300, "ignore_eos": True}
     wanted = stream(colocated, **fields)
     with ThreadPoolExecutor(1) as pool:
@@ -66,11 +66,13 @@ def test_requests_without_workers_hang_or_are_told_to_try_later(colocated: Serve
         os.kill(colocated.worker_pids()["colocated-0"], signal.SIGKILL)
         wait_for("nobody is ready", lambda: colocated.get("/ready").status_code == 503)
         assert colocated.get("/ready").json()["ready"] is False
+        assert colocated.get("/health").status_code == 503
         refused = ask(colocated, prompt="Anybody here?")
         assert refused.status == 503
         assert "no worker" in refused.error
         assert running.result().outcome == wanted.outcome
     wait_for("it is ready again", lambda: colocated.get("/ready").status_code == 200, 30)
+    assert colocated.get("/health").status_code == 200
     assert_canary(colocated)
     assert num_live(colocated) == 0
 

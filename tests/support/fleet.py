@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import uuid
 from collections.abc import Iterator
@@ -65,11 +66,9 @@ def is_whole(server: Server, arguments: tuple[str, ...]) -> bool:
     """Whether all the workers that were asked for have joined, and are linked."""
     wanted = {key: int(value) for key, _, value in (a.partition("=") for a in arguments) if value.isdecimal()}
     prefill, decode = wanted.get("--prefill", 0), wanted.get("--decode", 0)
-    num_workers = prefill + decode + wanted.get("--colocated", 0)
-    metrics = server.get("/metrics").text
     return (
-        server.metric("twinpool_workers") == num_workers
-        and metrics.count("\ntwinpool_link_gb_per_s{") == prefill * decode
+        num_workers(server) == prefill + decode + wanted.get("--colocated", 0)
+        and server.get("/metrics").text.count("\ntwinpool_link_gb_per_s{") == prefill * decode
     )
 
 
@@ -89,6 +88,17 @@ def broken_server(fleet: Fleet, transport: str) -> Server:
     """Two pools over a link that flips bytes and loses pushes, and enough attempts to get through in the end."""
     require(transport)
     return fleet.server("--prefill=1", "--decode=1", f"--transport={transport}", BROKEN, "--max-attempts=60")
+
+
+def num_workers(server: Server) -> int:
+    """Workers that have joined."""
+    return int(server.metric("twinpool_workers"))
+
+
+def num_blocks(server: Server) -> int:
+    """The blocks of the workers that were heard of, whatever their state; leased ones are owned, too."""
+    counted = re.findall(r'\ntwinpool_kv_blocks\{.*state="(\w+)".*\} (\S+)', server.get("/metrics").text)
+    return sum(int(float(count)) for state, count in counted if state != "leased")
 
 
 def is_colocated(server: Server) -> bool:
@@ -112,9 +122,10 @@ def assert_returned(server: Server, limit_s: float = 15.0) -> None:
     wait_for(
         "no worker holds an attempt", lambda: server.metric("twinpool_worker_attempts_held") == 0, limit_s
     )
+    wait_for(
+        "every worker was heard of", lambda: num_blocks(server) == NUM_BLOCKS * num_workers(server), limit_s
+    )
     server.wait_until_empty(limit_s)
-    free = sum(server.metric("twinpool_kv_blocks", state=state) for state in ("free", "cached"))
-    assert free == NUM_BLOCKS * server.metric("twinpool_workers")
     for never in ("duplicate_tokens", "protocol_faults", "decode_pool_prompt_tokens", "invariant_violations"):
         assert server.metric(f"twinpool_{never}_total") == 0, never
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import socket
 import uuid
@@ -131,18 +130,17 @@ class Visitor:
         data = b""
         while more := self.read_some():
             data += more
+        head, _, body = data.partition(b"\r\n\r\n")
         answer = Answer()
+        if head.startswith(b"HTTP/"):
+            answer.status = int(head.split()[1])
+        if answer.status != 200:
+            answer.finish, answer.error = "error", json.loads(body)["error"]["message"]
+            return answer
         for line in data.decode().splitlines():
             if line.startswith("data: "):
                 _take(answer, line.removeprefix("data: "))
         return answer
-
-    def read_for(self, seconds: float) -> None:
-        """Reads what comes within `seconds`, or until the answer ends."""
-        self._socket.settimeout(max(seconds, 1e-6))
-        with contextlib.suppress(TimeoutError):
-            while self._socket.recv(65536):
-                pass
 
     def leave(self) -> None:
         """Breaks the connection off."""
