@@ -11,8 +11,8 @@ class Health:
     """Judges by what moves: dispatches, tokens and reports of workers, their step counters, and what they say
     themselves about standing still.
 
-    It is bad while there is work and a pool has no worker, a worker has stood still for `stall_s`, or nothing has
-    moved anywhere for so long. It recovers by itself.
+    It is bad while somebody waits for a pool without worker, a worker has stood still for `stall_s`, or nothing has
+    moved anywhere for so long although there is work. It recovers by itself.
     """
 
     def __init__(self, registry: Registry, stall_s: float) -> None:
@@ -31,13 +31,15 @@ class Health:
         if stats.counters.get(steps, 0.0) > before:
             self.moved(now)
 
-    def verdict(self, num_live: int, now: float) -> tuple[bool, str]:
-        """Whether all is well with `num_live` requests, and a sentence: what stands still."""
+    def verdict(self, num_live: int, num_waiting: int, now: float) -> tuple[bool, str]:
+        """Whether all is well with `num_live` requests, of which `num_waiting` wait for workers, and a sentence: what
+        stands still.
+        """
         if not num_live:
             return True, "there is nothing to do"
         is_ready, missing = self._registry.ready()
-        if not is_ready:
-            return False, f"{num_live} request(s) wait: {missing}"
+        if num_waiting and not is_ready:
+            return False, f"{num_waiting} request(s) wait: {missing}"
         for worker in self._registry:
             if worker.stats is not None and worker.stats.stalled_s >= self._stall_s:
                 stalled_s = f"{worker.stats.stalled_s:.0f} s"

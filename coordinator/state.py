@@ -165,7 +165,7 @@ class CoordinatorCore:
 
     def health(self, now: float) -> tuple[bool, str]:
         """Whether work that waits makes progress, and a sentence: what stands still."""
-        return self._health.verdict(self.num_live, now)
+        return self._health.verdict(self.num_live, len(self.queue), now)
 
     def timeline(self, request_id: str) -> Timeline | None:
         """The timeline of a live or recent request."""

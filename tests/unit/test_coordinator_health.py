@@ -80,6 +80,15 @@ def test_a_pool_without_worker_is_bad_while_somebody_waits_for_it(driver: CoreDr
     driver.assert_empty()
 
 
+def test_streams_that_go_on_do_not_need_the_other_pool(driver: CoreDriver) -> None:
+    driver.submit()
+    driver.token("P", 0)
+    driver.handoff()
+    driver.lose("P")
+    driver.token("D", 1)
+    assert health(driver) == (True, "1 request(s) make progress")
+
+
 def test_an_answer_at_the_end_is_no_standstill_later(driver: CoreDriver) -> None:
     driver.submit()
     driver.token("P", 0, FinishReason.STOP)
