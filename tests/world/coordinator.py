@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from world.world import World
 
 TICK_S = 0.1
+CANCEL_LIMIT_S = 1.0
+"""A promise of the server, network delays of the world included."""
 
 
 class CoordinatorProcess(Actor):
@@ -48,6 +50,7 @@ class CoordinatorProcess(Actor):
     def begin(self) -> None:
         """Its clock ticks."""
         self.handle(Tick())
+        self._check_cancels()
         self._world.schedule.after(TICK_S, self, self.begin)
 
     def handle(self, event: Event) -> None:
@@ -77,6 +80,17 @@ class CoordinatorProcess(Actor):
             story.tell(schedule.now, self.name, command)
             self._carry_out(command)
         self._check_ended()
+
+    def _check_cancels(self) -> None:
+        """Whoever can hear a Cancel has let go of everything soon after."""
+        too_old = self._world.schedule.now - CANCEL_LIMIT_S
+        for member in self.core.registry:
+            worker = self._world.workers.get((member.worker_id, member.incarnation))
+            if worker is None or worker.was_frozen:
+                continue
+            for leg in member.legs.values():
+                if leg.cancelled_at is not None and leg.cancelled_at < too_old:
+                    raise Broken("a Cancel is obeyed in time", f"{worker.name} has not let go of {leg.key}")
 
     def _check_ended(self) -> None:
         """A request that has just ended is worked on nowhere, apart from processes that are given up."""

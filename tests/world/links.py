@@ -85,7 +85,8 @@ class Links:
         if not other.is_alive:
             self._hello(peer)
             return
-        self.senders[peer[0]] = Wire(self._owner, other, self._world.scenario.is_one_sided)
+        wire = self.senders[peer[0]] = Wire(self._owner, other, self._world.scenario.is_one_sided)
+        wire.slowness = self._world.scenario.wire_slowness
         self._owner.linked(peer)
         self._world.network.to_coordinator(self._owner, LinkReady(*peer, "memory", 1.0, 1))
 

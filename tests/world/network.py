@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from world.worker import Identity, WorkerProcess
     from world.world import World
 
+NOTICED_S = 0.1
+"""Within so long a worker notices that its connection broke: before it is up again."""
+
 Connection = tuple[object, ...]
 
 
@@ -28,7 +31,9 @@ class Network:
         self._schedule = schedule
         self._random = random
         self._last_at: dict[Connection, float] = {}
+        self._broken: set[Identity] = set()
         self._loss: dict[frozenset[Identity], float] = {}
+        self._usual_loss = world.scenario.peer_loss
 
     def to_coordinator(self, sender: WorkerProcess, message: Message) -> None:
         """A worker speaks to the coordinator."""
@@ -37,7 +42,8 @@ class Network:
 
         def deliver() -> None:
             # An offer does not outlive its process: it would drive out the one that has come in its place.
-            if sender.is_alive or not isinstance(message, Register):
+            is_late = isinstance(message, Register) and not sender.is_alive
+            if not is_late and sender.identity not in self._broken:
                 coordinator.handle(event)
 
         self._carry((sender.identity, coordinator.name), coordinator, deliver)
@@ -46,12 +52,24 @@ class Network:
         """The coordinator speaks to a worker."""
         received = decode(encode(message))
         key = (self._world.coordinator.name, receiver.identity)
-        self._carry(key, receiver, lambda: receiver.from_coordinator(received))
+
+        def deliver() -> None:
+            if receiver.identity not in self._broken:
+                receiver.from_coordinator(received)
+
+        self._carry(key, receiver, deliver)
+
+    def break_control(self, worker: WorkerProcess) -> None:
+        """The connection between the coordinator and a worker breaks, and all that is on it is lost: when the worker
+        notices, it starts anew."""
+        self._broken.add(worker.identity)
+        noticed_s = self._random.random() * NOTICED_S
+        self._schedule.after(noticed_s, worker, lambda: self._world.kill(worker, "its connection broke"))
 
     def to_peer(self, sender: WorkerProcess, receiver: Identity, message: Message) -> None:
         """A worker speaks to another; dropped if that one is gone, or the network loses it."""
         worker, received = self._world.workers.get(receiver), decode(encode(message))
-        loss = self._loss.get(frozenset((sender.identity, receiver)), 0.0)
+        loss = self._loss.get(frozenset((sender.identity, receiver)), self._usual_loss)
         if worker is None or (loss and self._random.random() < loss):
             self._world.story.tell(self._schedule.now, "network", f"loses {message}")
             return
@@ -64,6 +82,7 @@ class Network:
     def heal(self) -> None:
         """Loses nothing any more."""
         self._loss.clear()
+        self._usual_loss = 0.0
 
     def reaches(self, one: Identity, other: Identity) -> bool:
         """Whether a handshake between these two gets through."""

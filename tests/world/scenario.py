@@ -25,6 +25,7 @@ class FaultKind(StrEnum):
     SLOW_WIRE = "slow wire"
     LOSE_MESSAGES = "lose messages"
     CUT_OFF = "cut off"
+    BREAK_CONTROL = "break control"
     NEW_COORDINATOR = "new coordinator"
 
 
@@ -42,6 +43,8 @@ class Fault:
 class Scenario:
     """Everything that a run depends on besides its dice, which `seed` throws.
 
+    Model steps take `step_s` (least, most). Messages take up to `jitter_s`, one in `slow_one_in` up to `slow_s` more;
+    `peer_loss` of those between workers are lost, until all requests have come and all faults have struck.
     `is_ours`: workers were started by the server, which sees them end, and can end them. Others start themselves again.
     """
 
@@ -63,6 +66,8 @@ class Scenario:
     jitter_s: float = 0.002
     slow_one_in: int = 0
     slow_s: float = 0.0
+    wire_slowness: float = 1.0
+    peer_loss: float = 0.0
 
     @property
     def faults_end_s(self) -> float:
@@ -108,6 +113,8 @@ def draw(seed: int) -> Scenario:
         jitter_s=dice.choice((0.001, 0.004, 0.03)),
         slow_one_in=dice.choice((0, 0, 25, 8)),
         slow_s=dice.choice((0.05, 0.3)),
+        wire_slowness=dice.choice((1.0, 1.0, 6.0, 20.0)),
+        peer_loss=dice.choice((0.0, 0.0, 0.0, 0.0, 0.3)) if is_split else 0.0,
     )
     asks = _asks(dice, scenario)
     return replace(scenario, asks=asks, faults=_faults(dice, is_split, asks[-1].at_s))
@@ -163,7 +170,7 @@ def _asks(dice: Random, scenario: Scenario) -> tuple[Ask, ...]:
 _SPLIT_FAULTS = (
     (FaultKind.KILL, 4), (FaultKind.FREEZE, 4), (FaultKind.LEAVE, 1), (FaultKind.BREAK_LINK, 2), (FaultKind.CORRUPT, 2),
     (FaultKind.LOSE_BYTES, 2), (FaultKind.SLOW_WIRE, 2), (FaultKind.LOSE_MESSAGES, 2), (FaultKind.CUT_OFF, 1),
-    (FaultKind.NEW_COORDINATOR, 1),
+    (FaultKind.NEW_COORDINATOR, 1), (FaultKind.BREAK_CONTROL, 2),
 )  # fmt: skip
 _COLOCATED_FAULTS = (
     (FaultKind.KILL, 4),

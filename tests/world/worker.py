@@ -110,6 +110,7 @@ class WorkerProcess(Actor):
             self.core.check()
         except InvariantViolation as exc:
             raise Broken("the core's own books", f"{self.name} at {event}: {exc}") from exc
+        self._check_pins()
         for command in commands:
             self._carry_out(command)
         self._start_step()
@@ -268,6 +269,8 @@ class WorkerProcess(Actor):
     def _update_peers(self, peers: tuple[PeerInfo, ...]) -> None:
         gone, new = self.links.replace([(peer.worker_id, peer.incarnation) for peer in peers])
         for peer in gone:
+            if self._world.scenario.is_one_sided and peer in self._world.workers:
+                raise Broken("I2", f"{peer} counts as gone to {self.name}, but lives and could write")
             self.handle(PeerGone(*peer))
         for peer in new:
             self.links.open(peer)
@@ -277,6 +280,14 @@ class WorkerProcess(Actor):
         self.handle(PeerLinked(*peer, "memory"))
 
     # ── promises ────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _check_pins(self) -> None:
+        """What a transport has yet to read is still somebody's."""
+        for block, num_reads in self.kv.pinned.items():
+            if num_reads and not self.core.pool._readers[block]:
+                raise Broken(
+                    "a push pins its blocks", f"{self.name} has let go of block {block}, yet to be read"
+                )
 
     def _is_lent(self, fence: int, block_id: int) -> bool:
         """Whether the ledger still keeps `block_id` for the writer of `fence`, in quarantine or not (I2)."""

@@ -21,6 +21,7 @@ END_WITHIN_S = 60.0
 FREE_WITHIN_S = 8.0
 """Everything is free within so long after the last request ended: a few leases and their reminders."""
 LOOK_S = 0.1
+ON_WORKERS = (FaultKind.KILL, FaultKind.FREEZE, FaultKind.LEAVE, FaultKind.BREAK_CONTROL)
 
 
 class World:
@@ -35,7 +36,7 @@ class World:
         self.workers: dict[Identity, WorkerProcess] = {}
         self.clients = [Client(self, ask) for ask in scenario.asks]
         self._num_started = 0
-        self._is_calm = True
+        self._is_calm = not scenario.peer_loss
         self._fate = Actor("fate")
         self.coordinators: list[CoordinatorProcess] = []
         self.coordinator = self._start_coordinator()
@@ -176,7 +177,7 @@ class World:
         pairs = [(worker, wire) for worker in workers for wire in worker.links.senders.values()]
         if fault.kind is FaultKind.NEW_COORDINATOR:
             self._restart_coordinator(fault.for_s)
-        elif workers and fault.kind in (FaultKind.KILL, FaultKind.FREEZE, FaultKind.LEAVE):
+        elif workers and fault.kind in ON_WORKERS:
             self._strike_worker(workers[fault.which % len(workers)], fault)
         elif pairs:
             worker, wire = pairs[fault.which % len(pairs)]
@@ -200,6 +201,8 @@ class World:
             case FaultKind.FREEZE if not worker.is_frozen:
                 worker.is_frozen = worker.was_frozen = True
                 self.schedule.after(fault.for_s, self._fate, lambda: self._thaw(worker))
+            case FaultKind.BREAK_CONTROL:
+                self.network.break_control(worker)
             case FaultKind.LEAVE if not worker.is_frozen:
                 worker.leave("told to")
 

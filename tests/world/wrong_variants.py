@@ -27,7 +27,7 @@ from twinpool.messages import Cancel, Manifest, Message, Renew, StepTokens, Toke
 from twinpool.metrics import CoordinatorMetric
 from twinpool.prefill_pool.core import PrefillCore
 from twinpool.prefill_pool.handoff import Handoff
-from twinpool.request import Job
+from twinpool.request import Job, RequestKey
 from twinpool.worker.core import Event, FromCoordinator, SendPeer, Tick
 
 Variant = Callable[[pytest.MonkeyPatch], None]
@@ -146,11 +146,11 @@ def a_lease_is_compared_across_clocks(patch: pytest.MonkeyPatch) -> None:
         honest_renew(self, now)
         for at, command in enumerate(self._commands[before:], before):
             if isinstance(command, SendPeer) and isinstance(command.message, Renew):
-                message = Renew((*command.message.fences, -int(now * 1000)))
+                message = Renew((*command.message.fences, int(now * 1000)))
                 self._commands[at] = SendPeer(command.worker_id, command.incarnation, message)
 
     def intake(self: Intake, writer: Writer, fences: Sequence[int], now: float) -> None:  # noqa: ARG001
-        honest_intake(self, writer, fences[:-1], -fences[-1] / 1000)
+        honest_intake(self, writer, fences[:-1], fences[-1] / 1000)
 
     patch.setattr(PrefillCore, "_renew", renew)
     patch.setattr(Intake, "renew", intake)
@@ -268,6 +268,18 @@ def a_leg_is_closed_before_the_worker_has_let_go(patch: pytest.MonkeyPatch) -> N
             self.close(leg)
 
     patch.setattr(Custody, "move", move)
+
+
+@variant
+def a_cancel_waits_for_the_answer(patch: pytest.MonkeyPatch) -> None:
+    """A sequence that runs is not interrupted: its client has left, and it goes on."""
+    honest = DecodeCore._cancel
+
+    def cancel(self: DecodeCore, key: RequestKey, now: float) -> None:
+        if key not in self._scheduler:
+            honest(self, key, now)
+
+    patch.setattr(DecodeCore, "_cancel", cancel)
 
 
 @variant
