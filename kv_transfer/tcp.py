@@ -93,20 +93,23 @@ class TcpReceiver(TwoSidedReceiver):
                 thread.start()
 
     def _serve(self, connection: socket.socket) -> None:
+        is_known = False
         try:
             tune(connection)
             writer, stream = welcome(connection, self._address.secret, self._address.sealed)
+            is_known = True
             connection.settimeout(None)
             while True:
                 self._read_frame(connection, stream, writer)
         except StreamEndedError:
             pass
-        except (JunkError, TimeoutError) as exc:
-            with self._lock:
-                self.num_junk += 1
-            self._junk_log.say(f"a connection to the KV port was closed: {exc}")
-        except OSError as exc:
-            log.warning("a KV connection broke: %s", exc)
+        except (JunkError, OSError) as exc:
+            if is_known and isinstance(exc, OSError):
+                log.warning("a KV connection broke: %s", exc)
+            else:
+                with self._lock:
+                    self.num_junk += 1
+                self._junk_log.say(f"a connection to the KV port was closed: {exc}")
         finally:
             with self._lock:
                 self._connections.pop(connection, None)
