@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from world.coordinator import CoordinatorProcess
     from world.world import World
 
+DEADLINE_SLACK_S = 0.15
+"""The coordinator looks at deadlines with every tick."""
 ANSWERED = (FinishReason.STOP, FinishReason.LENGTH)
 STATE_OF = {
     FinishReason.STOP: RequestState.COMPLETED,
@@ -81,6 +83,7 @@ class Client(Actor):
         self.is_refused = False
         self.is_over = False
         self.ended_at = 0.0
+        self._submitted_at = 0.0
         self._world = world
         self._coordinator: CoordinatorProcess | None = None
         self._unread: list[Output] = []
@@ -106,7 +109,7 @@ class Client(Actor):
     def submit(self) -> None:
         """The request arrives at the coordinator that runs now; without one the connection is refused."""
         now, ask, coordinator = self._world.schedule.now, self.ask, self._world.coordinator
-        self._coordinator = coordinator
+        self._coordinator, self._submitted_at = coordinator, now
         coordinator.clients[ask.request_id] = self
         deadline = None if ask.time_limit_s is None else now + ask.time_limit_s
         submission = Submission(
@@ -219,6 +222,9 @@ class Client(Actor):
             )
         if self._is_completed and len(self.tokens) != self.num_wanted:
             raise Broken("stop strings", f"{self.name} ends at {len(self.tokens)}, wanted {self.num_wanted}")
+        limit_s = self.ask.time_limit_s
+        if limit_s is not None and self.ended_at > self._submitted_at + limit_s + DEADLINE_SLACK_S:
+            raise Broken("deadlines hold", f"{self.name} had {limit_s} s and ended at {self.ended_at}")
         charged = {attempt.number for attempt in timeline.attempts} - preempted
         if len(charged) > self._world.scenario.coordinator.max_attempts:
             raise Broken(
