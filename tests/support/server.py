@@ -63,7 +63,7 @@ class Server:
         """The sum of all samples of `name` whose labels include `labels`."""
         total, seen = 0.0, False
         for line in self.get("/metrics").text.splitlines():
-            match = re.fullmatch(r"([a-z_]+)(?:\{(.*)\})? (\S+)", line)
+            match = re.fullmatch(r"([a-z0-9_]+)(?:\{(.*)\})? (\S+)", line)
             if match is None or match[1] != name:
                 continue
             found = dict(re.findall(r'(\w+)="([^"]*)"', match[2] or ""))
