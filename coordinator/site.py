@@ -14,10 +14,10 @@ from dataclasses import replace
 import uvloop
 
 from twinpool.config import CoordinatorConfig, GatewayConfig, is_loopback
-from twinpool.coordinator.api import create_app
-from twinpool.coordinator.gateway_meter import GatewayMeter
-from twinpool.coordinator.http_server import serve_http
-from twinpool.coordinator.key_ring import KeyRing
+from twinpool.coordinator.gateway.http_server import serve_http
+from twinpool.coordinator.gateway.key_ring import KeyRing
+from twinpool.coordinator.gateway.meter import GatewayMeter
+from twinpool.coordinator.gateway.routes import create_app
 from twinpool.coordinator.launch import Launcher, WorkerSpec
 from twinpool.coordinator.private_log import PrivateFormatter
 from twinpool.coordinator.server import Coordinator

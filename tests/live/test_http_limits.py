@@ -13,7 +13,7 @@ import pytest
 from support.gateway import SILENCE
 from support.http_gateway import HELLO, THE, Gateway, posted, read_until, running
 
-from twinpool.coordinator.http_protocol import MAX_HEAD_BYTES, MAX_HEADERS
+from twinpool.coordinator.gateway.http_protocol import MAX_HEAD_BYTES, MAX_HEADERS
 from twinpool.coordinator.service import Output
 from twinpool.request import FinishReason
 

@@ -104,7 +104,7 @@ async def test_a_client_that_stalls_is_told_so_when_it_reads_again() -> None:
 async def test_a_stalled_client_that_never_reads_again_is_disconnected(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("twinpool.coordinator.http_protocol.GRACE_S", 0.0)
+    monkeypatch.setattr("twinpool.coordinator.gateway.http_protocol.GRACE_S", 0.0)
     async with running(client_stall_s=0.3, max_buffered_bytes=1 << 30) as gateway:
         service = gateway.service
         service.script = lambda _: then(batches(MANY), SILENCE)

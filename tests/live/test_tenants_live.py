@@ -13,7 +13,7 @@ import pytest
 from support.served_model import save_served_model
 from support.server import Server, serving, wait_for
 
-from twinpool.coordinator.key_ring import append_key, new_key
+from twinpool.coordinator.gateway.key_ring import append_key, new_key
 
 KEYS = {name: new_key() for name in ("acme", "zeta", "open-a", "open-b", "watch")}
 LATE_KEY = new_key()

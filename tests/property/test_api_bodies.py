@@ -11,8 +11,8 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from twinpool.coordinator.api_bodies import NOT_SUPPORTED, ChatBody, CompletionBody
-from twinpool.coordinator.api_requests import GenerationRequest, parse_chat, parse_completion
+from twinpool.coordinator.gateway.bodies import NOT_SUPPORTED, ChatBody, CompletionBody
+from twinpool.coordinator.gateway.requests import GenerationRequest, parse_chat, parse_completion
 from twinpool.errors import InvalidRequest
 
 FIELDS = sorted(

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.gateway import MODEL, ScriptedService, events, outputs, tiny_tokenizer
 
-from twinpool.coordinator.api import create_app
+from twinpool.coordinator.gateway.routes import create_app
 from twinpool.request import FinishReason
 
 EOS = tiny_tokenizer().eos_token_ids

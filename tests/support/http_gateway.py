@@ -13,10 +13,10 @@ import openai
 
 from support.gateway import MODEL, ScriptedService, tiny_tokenizer
 from twinpool.config import GatewayConfig
-from twinpool.coordinator.api import create_app
-from twinpool.coordinator.gateway_meter import GatewayMeter
-from twinpool.coordinator.http_server import HttpServer, serve_http
-from twinpool.coordinator.key_ring import KeyRing
+from twinpool.coordinator.gateway.http_server import HttpServer, serve_http
+from twinpool.coordinator.gateway.key_ring import KeyRing
+from twinpool.coordinator.gateway.meter import GatewayMeter
+from twinpool.coordinator.gateway.routes import create_app
 
 THE = tuple(tiny_tokenizer().encode("the"))
 HELLO = {"messages": [{"role": "user", "content": "Hi"}]}

@@ -9,7 +9,7 @@ import pytest
 from support.gateway import MODEL, ScriptedService, tiny_tokenizer
 
 from twinpool.config import GatewayConfig
-from twinpool.coordinator.api import create_app
+from twinpool.coordinator.gateway.routes import create_app
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 from support.gateway import outputs, tiny_tokenizer
 
-from twinpool.coordinator.answer import Answer, Piece
+from twinpool.coordinator.gateway.answer import Answer, Piece
 from twinpool.coordinator.service import Output
 from twinpool.engine.detokenizer import IncrementalDetokenizer
 from twinpool.errors import InvariantViolation, NoWorker, RequestFailed

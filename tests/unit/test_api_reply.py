@@ -10,10 +10,10 @@ import pytest
 from support.gateway import MODEL, SILENCE, ScriptedService, tiny_tokenizer
 
 from twinpool.config import GatewayConfig
-from twinpool.coordinator.answer import Answer
-from twinpool.coordinator.api_shapes import ChatShape
-from twinpool.coordinator.reply import Reply, StreamedReply, WholeReply
-from twinpool.coordinator.request_ids import RequestIds
+from twinpool.coordinator.gateway.answer import Answer
+from twinpool.coordinator.gateway.reply import Reply, StreamedReply, WholeReply
+from twinpool.coordinator.gateway.request_ids import RequestIds
+from twinpool.coordinator.gateway.shapes import ChatShape
 from twinpool.coordinator.service import Output, Submission
 from twinpool.coordinator.tenants import ANYONE
 from twinpool.engine.detokenizer import IncrementalDetokenizer

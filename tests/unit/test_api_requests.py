@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from twinpool.coordinator.api_bodies import NOT_SUPPORTED
-from twinpool.coordinator.api_requests import Conversation, parse_chat, parse_completion
+from twinpool.coordinator.gateway.bodies import NOT_SUPPORTED
+from twinpool.coordinator.gateway.requests import Conversation, parse_chat, parse_completion
 from twinpool.errors import ContextLengthExceeded, InvalidRequest
 from twinpool.messages import Generate, decode, encode
 from twinpool.request import Job

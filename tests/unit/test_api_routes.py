@@ -12,7 +12,7 @@ import pytest
 from support.gateway import MODEL, ScriptedService, error_of, events, says, tiny_tokenizer
 
 import twinpool
-from twinpool.coordinator.api import INLINE_CHARS
+from twinpool.coordinator.gateway.routes import INLINE_CHARS
 from twinpool.coordinator.service import Output
 from twinpool.engine.tokenizer import Tokenizer
 from twinpool.request import FinishReason
@@ -353,6 +353,7 @@ async def test_head_answers_without_a_body(client: httpx.AsyncClient) -> None:
 
 
 def test_the_gateway_imports_no_torch() -> None:
-    code = "import sys, twinpool.coordinator.api; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
+    heavy = "{'torch', 'transformers'} & sys.modules.keys()"
+    code = f"import sys, twinpool.coordinator.gateway.routes; sys.exit(bool({heavy}))"
     source = str(Path(twinpool.__file__).parents[1])
     subprocess.run([sys.executable, "-c", code], check=True, env={"PYTHONPATH": source})

@@ -11,9 +11,9 @@ import pytest
 from support.gateway import MODEL, SILENCE, ScriptedService, error_of, events, says, tiny_tokenizer
 
 from twinpool.config import GatewayConfig
-from twinpool.coordinator.api import create_app
-from twinpool.coordinator.cache_salts import CacheSalts
-from twinpool.coordinator.key_ring import KeyRing, append_key, new_key
+from twinpool.coordinator.gateway.cache_salts import CacheSalts
+from twinpool.coordinator.gateway.key_ring import KeyRing, append_key, new_key
+from twinpool.coordinator.gateway.routes import create_app
 from twinpool.coordinator.service import Output
 from twinpool.coordinator.tenants import ANYONE, Tenant
 from twinpool.errors import QueueFull

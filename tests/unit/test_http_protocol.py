@@ -13,8 +13,8 @@ from starlette.types import Receive, Scope, Send
 from uvicorn.server import ServerState
 
 from twinpool.config import GatewayConfig
-from twinpool.coordinator.gateway_meter import GatewayMeter
-from twinpool.coordinator.http_protocol import GRACE_S, GatewayProtocol
+from twinpool.coordinator.gateway.http_protocol import GRACE_S, GatewayProtocol
+from twinpool.coordinator.gateway.meter import GatewayMeter
 
 STALL_S = 30.0
 

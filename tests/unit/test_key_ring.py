@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from twinpool.cli import main
-from twinpool.coordinator.key_ring import KeyRing, append_key, new_key, read_keys
+from twinpool.coordinator.gateway.key_ring import KeyRing, append_key, new_key, read_keys
 from twinpool.coordinator.tenants import Tenant
 from twinpool.errors import ConfigError, Unauthorized
 

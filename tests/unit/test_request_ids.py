@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from twinpool.coordinator.connection import UnboundedConnection
-from twinpool.coordinator.request_ids import RequestIds, internal_id
+from twinpool.coordinator.gateway.connection import UnboundedConnection
+from twinpool.coordinator.gateway.request_ids import RequestIds, internal_id
 from twinpool.coordinator.tenants import ANYONE, Tenant
 from twinpool.errors import DuplicateRequest
 

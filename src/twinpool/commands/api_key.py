@@ -31,7 +31,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     """Makes a key, or lists tenants. Raises ConfigError."""
-    from twinpool.coordinator.key_ring import append_key, new_key, read_keys
+    from twinpool.coordinator.gateway.key_ring import append_key, new_key, read_keys
 
     path = Path(args.file)
     if args.action == "new":

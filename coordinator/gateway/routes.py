@@ -1,7 +1,7 @@
 """The HTTP gateway: an OpenAI-compatible API in front of a coordinator's `Service`.
 
-The life of a generation request here: read the body (bounded), check it (`api_requests`), tokenize it, submit
-it and carry its outputs to the client (`reply`, `answer`, `api_shapes`). Every error has the OpenAI shape.
+The life of a generation request here: read the body (bounded), check it (`requests`), tokenize it, submit
+it and carry its outputs to the client (`reply`, `answer`, `shapes`). Every error has the OpenAI shape.
 
 Without `max_tokens` a chat answer may take the rest of the context, and a completion 16 tokens, as in vLLM.
 """
@@ -19,11 +19,19 @@ from fastapi import FastAPI, Request, Response
 
 from twinpool import __version__
 from twinpool.config import GatewayConfig
-from twinpool.coordinator.answer import Answer
-from twinpool.coordinator.api_bodies import ChatBody, CompletionBody
-from twinpool.coordinator.api_docs import describe_keys, generation_schema
-from twinpool.coordinator.api_errors import REQUEST_ID, add_error_handlers
-from twinpool.coordinator.api_requests import (
+from twinpool.coordinator.gateway.answer import Answer
+from twinpool.coordinator.gateway.bodies import ChatBody, CompletionBody
+from twinpool.coordinator.gateway.cache_salts import CacheSalts
+from twinpool.coordinator.gateway.connection import CONNECTION
+from twinpool.coordinator.gateway.docs import describe_keys, generation_schema
+from twinpool.coordinator.gateway.error_answers import REQUEST_ID, add_error_handlers
+from twinpool.coordinator.gateway.front import TENANT, FrontDoor
+from twinpool.coordinator.gateway.key_ring import KeyRing
+from twinpool.coordinator.gateway.meter import GatewayMeter
+from twinpool.coordinator.gateway.reply import Reply, StreamedReply, WholeReply
+from twinpool.coordinator.gateway.request_body import BodyReader
+from twinpool.coordinator.gateway.request_ids import Claim, RequestIds, internal_id
+from twinpool.coordinator.gateway.requests import (
     COMPLETION_MAX_TOKENS,
     Conversation,
     GenerationRequest,
@@ -32,15 +40,7 @@ from twinpool.coordinator.api_requests import (
     parse_completion,
     parse_timeout_header,
 )
-from twinpool.coordinator.api_shapes import ChatShape, CompletionShape, Shape, to_json
-from twinpool.coordinator.cache_salts import CacheSalts
-from twinpool.coordinator.connection import CONNECTION
-from twinpool.coordinator.front import TENANT, FrontDoor
-from twinpool.coordinator.gateway_meter import GatewayMeter
-from twinpool.coordinator.key_ring import KeyRing
-from twinpool.coordinator.reply import Reply, StreamedReply, WholeReply
-from twinpool.coordinator.request_body import BodyReader
-from twinpool.coordinator.request_ids import Claim, RequestIds, internal_id
+from twinpool.coordinator.gateway.shapes import ChatShape, CompletionShape, Shape, to_json
 from twinpool.coordinator.service import Service, Submission
 from twinpool.coordinator.tenants import Tenant
 from twinpool.engine.detokenizer import IncrementalDetokenizer

@@ -20,9 +20,9 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from twinpool.config import GatewayConfig
-from twinpool.coordinator.answer import Answer, Piece
-from twinpool.coordinator.api_shapes import KEEP_ALIVE, Shape, error_event
-from twinpool.coordinator.request_ids import Claim
+from twinpool.coordinator.gateway.answer import Answer, Piece
+from twinpool.coordinator.gateway.request_ids import Claim
+from twinpool.coordinator.gateway.shapes import KEEP_ALIVE, Shape, error_event
 from twinpool.coordinator.service import Output, Service, Submission
 from twinpool.errors import ClientTooSlow, RequestError, RequestFailed
 from twinpool.request import FinishReason

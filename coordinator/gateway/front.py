@@ -5,9 +5,9 @@ from __future__ import annotations
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from twinpool.coordinator.api_errors import error_response
-from twinpool.coordinator.gateway_meter import GatewayMeter
-from twinpool.coordinator.key_ring import KeyRing
+from twinpool.coordinator.gateway.error_answers import error_response
+from twinpool.coordinator.gateway.key_ring import KeyRing
+from twinpool.coordinator.gateway.meter import GatewayMeter
 from twinpool.coordinator.tenants import ANYONE, Tenant
 from twinpool.errors import Forbidden, RequestError, Unauthorized
 from twinpool.metrics import GatewayMetric

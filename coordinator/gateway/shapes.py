@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from twinpool.coordinator.answer import Piece
+from twinpool.coordinator.gateway.answer import Piece
 from twinpool.errors import RequestError
 from twinpool.request import FinishReason
 

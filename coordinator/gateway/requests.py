@@ -10,7 +10,7 @@ import secrets
 from dataclasses import dataclass
 from typing import Any
 
-from twinpool.coordinator.api_bodies import (
+from twinpool.coordinator.gateway.bodies import (
     ChatBody,
     ChatMessage,
     CompletionBody,

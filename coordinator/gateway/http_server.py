@@ -14,8 +14,8 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from twinpool.config import GatewayConfig, require
-from twinpool.coordinator.gateway_meter import GatewayMeter
-from twinpool.coordinator.http_protocol import GatewayProtocol
+from twinpool.coordinator.gateway.http_protocol import GatewayProtocol
+from twinpool.coordinator.gateway.meter import GatewayMeter
 from twinpool.errors import ConfigError
 
 BACKLOG = 2048

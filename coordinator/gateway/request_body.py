@@ -10,7 +10,7 @@ from http import HTTPStatus
 from fastapi import Request
 
 from twinpool.config import GatewayConfig
-from twinpool.coordinator.api_errors import HttpError
+from twinpool.coordinator.gateway.error_answers import HttpError
 from twinpool.errors import BodyTooLarge, QueueFull
 
 SLOWEST_BYTES_PER_S = 64 << 10

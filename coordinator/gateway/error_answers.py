@@ -10,7 +10,7 @@ from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
-from twinpool.coordinator.api_shapes import error_json
+from twinpool.coordinator.gateway.shapes import error_json
 from twinpool.errors import BodyTooLarge, RequestError, RequestFailed, TryLater, Unauthorized
 
 REQUEST_ID = "twinpool.request_id"

@@ -8,8 +8,8 @@ import msgspec
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
-from twinpool.coordinator.api_bodies import GenerationBody
-from twinpool.coordinator.front import OPEN_PATHS
+from twinpool.coordinator.gateway.bodies import GenerationBody
+from twinpool.coordinator.gateway.front import OPEN_PATHS
 
 _HEADERS = {
     "X-Request-Id": "Names the request: 1 to 128 letters, digits, '.', '_', ':' or '-'. One that a running request of "

@@ -13,7 +13,7 @@ import uuid
 from collections import OrderedDict
 from dataclasses import dataclass
 
-from twinpool.coordinator.connection import Connection, UnboundedConnection
+from twinpool.coordinator.gateway.connection import Connection, UnboundedConnection
 from twinpool.coordinator.tenants import ANYONE, Tenant
 from twinpool.errors import DuplicateRequest, RequestCancelled
 

@@ -18,10 +18,10 @@ import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from twinpool.config import GatewayConfig
-from twinpool.coordinator.api_errors import HttpError, error_headers
-from twinpool.coordinator.api_shapes import error_json
-from twinpool.coordinator.connection import CONNECTION
-from twinpool.coordinator.gateway_meter import GatewayMeter
+from twinpool.coordinator.gateway.connection import CONNECTION
+from twinpool.coordinator.gateway.error_answers import HttpError, error_headers
+from twinpool.coordinator.gateway.meter import GatewayMeter
+from twinpool.coordinator.gateway.shapes import error_json
 from twinpool.errors import RequestError, TryLater
 from twinpool.metrics import GatewayMetric
 
