@@ -21,6 +21,7 @@ from twinpool.config import SchedulerConfig
 from twinpool.decode_pool.scheduler import num_kv_tokens, why_never_fits
 from twinpool.engine.block_pool import BlockPool, BlockTable, PrefixChain
 from twinpool.errors import InvariantViolation
+from twinpool.kv_transfer.connector import TWO_SIDED
 from twinpool.kv_transfer.ledger import OwnershipLedger, Writer
 from twinpool.layout import KVLayout
 from twinpool.messages import (
@@ -252,6 +253,8 @@ class Intake:
 
     def writer_acknowledged(self, fence: int, writer: Writer) -> None:
         """The writer has stopped writing under a revoked fence."""
+        if self._ledger.has_ended(fence) and self._links.get(writer) in TWO_SIDED:
+            return
         self._pool.end_quarantine(self._ledger.writer_acknowledged(fence, writer))
 
     def receive_cancelled(self, fence: int) -> None:
@@ -338,6 +341,10 @@ class Intake:
         else:
             self._pool.release(arrival.table)
             self._ledger.receive_cancelled(fence)
+        if (
+            arrival.transport in TWO_SIDED
+        ):  # its word is not needed: nothing comes in once the receive is cancelled
+            self.writer_acknowledged(fence, writer)
         if not held.writer_is_gone:
             self._send(writer, Revoke(arrival.key, fence))
 

@@ -29,6 +29,9 @@ from twinpool.kv_transfer.tcp_wire import BLOCK, ECHO, FLUSH, FRAME, PUSH, TcpAd
 
 log = logging.getLogger(__name__)
 
+STOP_LIMIT_S = 0.5
+"""Bytes that are still on their way after that (the link is slow, or the receiver frozen) are dropped by the receiver,
+which has been told to expect that fence no more, or will be before it uses its blocks again."""
 _MIN_PUSH_BYTES = 128 << 10
 _CONNECT_TIMEOUT_S = 5.0
 _MAX_VIEWS = 512
@@ -65,6 +68,7 @@ class TcpSender:
         self._wake = threading.Condition()
         self._reading_source = threading.Lock()
         self._flushes: dict[int, deque[asyncio.Future[None]]] = {}
+        self._draining: set[asyncio.Task[None]] = set()
         self._lost: str | None = None
         self._threads = [
             threading.Thread(target=self._write, name="kv-tcp-send", daemon=True),
@@ -127,15 +131,17 @@ class TcpSender:
         return self._log.finish(fence)
 
     async def stop(self, fence: int) -> None:
-        """Sends nothing more of `fence` and waits until the receiver has read what was on its way.
+        """Sends nothing more of `fence`; waits at most `STOP_LIMIT_S` until the receiver has read what was on its way.
 
-        A receiver that takes nothing any more loses the link instead.
+        A receiver that takes nothing any more loses the link, later.
         """
         self._log.stop(fence)
         with self._reading_source:
             pass
-        with suppress(PeerLost):
-            await self._delivered(fence)
+        draining = self._loop.create_task(self._drained(fence))
+        self._draining.add(draining)
+        draining.add_done_callback(self._draining.discard)
+        await asyncio.wait((draining,), timeout=STOP_LIMIT_S)
 
     async def close(self) -> None:
         """Closes the connection; waiting flushes raise PeerLost."""
@@ -150,6 +156,10 @@ class TcpSender:
                 raise PeerLost(f"the KV link to {self._peer} is lost: {self._lost}")
             self._queue.append((fence, blocks))
             self._wake.notify()
+
+    async def _drained(self, fence: int) -> None:
+        with suppress(PeerLost):
+            await self._delivered(fence)
 
     async def _delivered(self, fence: int) -> None:
         """Returns when the receiver is through with all that was pushed before. Raises PeerLost, and is lost then."""

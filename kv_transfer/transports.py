@@ -15,9 +15,6 @@ from twinpool.kv_transfer import loopback, shm, tcp, tcp_sender, ucx, ucx_sender
 from twinpool.kv_transfer.connector import KVReceiver, KVRegion, KVSender, LocalEnd
 from twinpool.kv_transfer.faulty import FaultPlan, FaultySender
 
-ONE_SIDED = frozenset({TransportName.SHM, TransportName.UCX})
-"""Transports by which a writer that is alive may still write after its receiver has stopped expecting it."""
-
 if TYPE_CHECKING:
     from twinpool.kv_transfer.shm import SharedPool
 

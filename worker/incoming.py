@@ -18,7 +18,7 @@ from twinpool.errors import (
     TransportUnavailable,
 )
 from twinpool.kv_transfer import probe, transports
-from twinpool.kv_transfer.connector import KVReceiver
+from twinpool.kv_transfer.connector import TWO_SIDED, KVReceiver
 from twinpool.kv_transfer.life import Witness
 from twinpool.kv_transfer.plan import compatible
 from twinpool.messages import (
@@ -179,9 +179,7 @@ class IncomingLinks:
                 self._receivers[name] = await transports.receiver(
                     name, self._pool.region, mine.end, self._pool.shared
                 )
-            witness = (
-                Witness(hello.life) if same_host and name in transports.ONE_SIDED and hello.life else None
-            )
+            witness = Witness(hello.life) if same_host and name not in TWO_SIDED and hello.life else None
         except (LayoutMismatch, TransportUnavailable, ProtocolError, ConfigError) as exc:
             self._try_send(identity, PeerDenied(str(exc)))
             return

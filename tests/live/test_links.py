@@ -12,13 +12,12 @@ from support.join_token import TEST_TOKEN
 
 from twinpool.config import Role, TransportName
 from twinpool.errors import PeerLost, ProtocolError
-from twinpool.kv_transfer import transports
 from twinpool.kv_transfer.connector import BlockRange, KVRegion, LocalEnd
 from twinpool.kv_transfer.life import Life
 from twinpool.layout import Dtype, KVLayout
 from twinpool.messages import LinkFailed, LinkReady, Message, PeerInfo, Renew, RevokeAck
 from twinpool.request import RequestKey
-from twinpool.worker import outgoing
+from twinpool.worker import incoming, outgoing
 from twinpool.worker.core import Event, LinkLost, PeerLinked
 from twinpool.worker.incoming import IncomingLinks
 from twinpool.worker.links import LinkSettings, LocalPool
@@ -234,7 +233,7 @@ def test_a_link_has_so_many_tries_and_all_of_them_anew_once_it_held() -> None:
 async def test_a_lost_worker_whose_process_lives_may_still_write_until_it_is_dead(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(transports, "ONE_SIDED", {TransportName.LOOPBACK})
+    monkeypatch.setattr(incoming, "TWO_SIDED", frozenset())
     life = Life(PREFILL)
     pair = Pair(TransportName.LOOPBACK, ())
     pair.settings = dataclasses.replace(pair.settings, life=life.name)

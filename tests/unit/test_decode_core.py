@@ -468,3 +468,17 @@ def test_who_waits_too_long_for_room_is_sent_back_to_be_started_elsewhere() -> N
     assert (dropped.key, dropped.reason) == (waiting.key, "preempted")
     assert bench.core.stats().waiting == 0
     bench.handle(done(bench.plan(), EOS))
+
+
+def test_blocks_of_a_writer_that_cannot_write_late_are_back_without_its_word() -> None:
+    bench = Bench()
+    bench.handle(PeerLinked(*PREFILL, "tcp"))
+    work = job("a", 8)
+    granted = bench.reserve(work)
+    commands = bench.tell(Cancel(work.key))
+    assert Revoke(work.key, granted.fence) in messages(commands)  # it must stop all the same
+    assert bench.core.stats().quarantined_blocks == 2
+    bench.handle(ReceiveCancelled(granted.fence))
+    assert bench.core.stats().free_blocks == bench.num_blocks
+    bench.hear(RevokeAck(work.key, granted.fence))
+    assert bench.core.counters[WorkerMetric.STALE_FENCES] == 0
