@@ -114,6 +114,56 @@ def test_junk_on_every_port_changes_nothing(server: Server) -> None:
     assert server.log[size:].count("\n") < 30, server.log[size:]
 
 
+def post(body: bytes, *headers: bytes) -> bytes:
+    """A request for a completion as it goes over the wire."""
+    lines = (b"POST /v1/completions HTTP/1.1", b"Host: x", b"Content-Type: application/json", *headers)
+    return b"\r\n".join(lines) + b"\r\n\r\n" + body
+
+
+def sized(body: bytes, *headers: bytes) -> bytes:
+    """The same with its true length."""
+    return post(body, b"Content-Length: %d" % len(body), *headers)
+
+
+CROOKED = {
+    "no JSON": sized(b"{"),
+    "no UTF-8": sized(b'{"prompt": "\xff\xfe"}'),
+    "lone surrogate": sized(b'{"model": "tiny", "prompt": "\\ud800", "max_tokens": "x"}'),
+    "nested": sized(b"[" * 50_000),
+    "huge number": sized(b'{"model": "tiny", "prompt": "x", "max_tokens": ' + b"9" * 5_000 + b"}"),
+    "tokens of no vocabulary": sized(b'{"model": "tiny", "prompt": [4294967296, -1]}'),
+    "another model": sized(b'{"model": "' + b"x" * 5_000 + b'", "prompt": "x"}'),
+    "bad chunk": post(b"zz\r\n{}\r\n0\r\n\r\n", b"Transfer-Encoding: chunked"),
+    "two lengths": post(b"{}", b"Content-Length: 2", b"Content-Length: 3"),
+    "negative length": post(b"{}", b"Content-Length: -1"),
+    "length and chunks": post(b"0\r\n\r\n", b"Content-Length: 5", b"Transfer-Encoding: chunked"),
+    "nul in a header": sized(b"{}", b"X-Request-Id: a\0b"),
+    "a long id": sized(b'{"model": "tiny", "prompt": "x"}', b"X-Request-Id: " + b"a" * 5_000),
+    "a silly deadline": sized(b'{"model": "tiny", "prompt": "x"}', b"X-Request-Timeout: nan"),
+    "a long path": b"GET /" + b"a" * 100_000 + b" HTTP/1.1\r\n\r\n",
+    "many headers": b"GET / HTTP/1.1\r\n" + b"A: b\r\n" * 5_000 + b"\r\n",
+    "no method": b"\0\0\0 / HTTP/9.9\r\n\r\n",
+}
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("request_bytes", CROOKED.values(), ids=CROOKED)
+def test_a_crooked_request_is_refused_and_is_no_failure_of_the_server(
+    server: Server, request_bytes: bytes
+) -> None:
+    port = int(server.url.rpartition(":")[2])
+    with socket.create_connection(("127.0.0.1", port), timeout=DEADLINE_S) as connection:
+        with suppress(ConnectionError):  # it may hang up before it has read all
+            connection.sendall(request_bytes)
+            connection.shutdown(socket.SHUT_WR)
+        answer = b""
+        with suppress(ConnectionResetError):
+            while part := connection.recv(65536):
+                answer += part
+    assert answer == b"" or answer.startswith(b"HTTP/1.1 4"), answer[:200]
+    assert server.get("/health").status_code == 200
+
+
 async def join_and_rant(control: str) -> None:
     """One who has the token sends no messages, messages that make no sense, and an offer that cannot be taken."""
     answers: asyncio.Queue[Message] = asyncio.Queue()
