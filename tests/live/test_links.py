@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 from collections.abc import AsyncIterator, Coroutine
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from support.join_token import TEST_TOKEN
 
-from twinpool.config import Role, TransportName
+from twinpool.config import Encryption, Role, TransportName
 from twinpool.errors import PeerLost, ProtocolError
 from twinpool.kv_transfer.connector import BlockRange, KVRegion, LocalEnd
 from twinpool.kv_transfer.life import Life
@@ -182,6 +183,25 @@ async def test_a_decode_worker_that_refuses_is_asked_once(pair: Pair) -> None:
     await strangers.close()
     assert pair.reports.empty()
     assert pair.events == []
+
+
+@pytest.mark.parametrize("who", ["prefill", "decode", "default between hosts"])
+async def test_ucx_is_refused_if_either_worker_wants_kv_encrypted(who: str) -> None:
+    pair = Pair(TransportName.UCX, ())
+    sealing = Encryption.ON
+    if who == "prefill":
+        pair.settings = replace(pair.settings, end=replace(PREFILL, encryption=sealing))
+    elif who == "decode":
+        pair.incoming._settings = replace(pair.incoming._settings, end=replace(DECODE, encryption=sealing))
+    else:
+        pair.settings = replace(pair.settings, host="another host")
+    links = pair.links("model")
+    links.add(pair.peer)
+    failed = await pair.report()
+    assert isinstance(failed, LinkFailed)
+    assert "KV is to be encrypted here, which ucx cannot do" in failed.reason
+    await links.close()
+    await pair.close()
 
 
 async def test_a_peer_that_is_gone_takes_its_link_and_its_messages_with_it(pair: Pair) -> None:
