@@ -7,6 +7,7 @@ has no other process, runs both ends here.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import importlib.util
 import itertools
@@ -106,11 +107,11 @@ AnyPeer = RemotePeer | LocalPeer
 class Desk:
     """A receiver in this process, and the peers that write to it."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, incarnation: str = "a1") -> None:
         name, _, how = name.partition(" ")
         self.name = TransportName(name)
         encryption = Encryption.ON if how == "sealed" else Encryption.AUTO
-        self.end = LocalEnd("decode-0", "a1", f"test{os.getpid()}", encryption=encryption)
+        self.end = LocalEnd("decode-0", incarnation, f"test{os.getpid()}", encryption=encryption)
         self.shared = shm.SharedPool(NUM_BLOCKS * LAYOUT.block_bytes, self.end) if name == "shm" else None
         memory = self.shared.memory if self.shared else memoryview(bytearray(NUM_BLOCKS * LAYOUT.block_bytes))
         self.region = KVRegion(memory, LAYOUT, NUM_BLOCKS)
@@ -332,6 +333,41 @@ async def test_a_hundred_transfers_leave_nothing_behind(desk: Desk) -> None:
     for fence in range(1, 102):
         with pytest.raises(TransferError):
             await desk.receiver.arrived(fence)
+
+
+async def test_a_storm_of_transfers_that_are_broken_off_leaves_nothing_behind(desk: Desk) -> None:
+    peer = await desk.sender()
+    await desk.transfer(1, peer, [0], [0])
+    before = held_by_this_process()
+    for fence in range(2, 82):
+        desk.expect(fence, peer, [1, 2, 3])
+        if layers := (0, 8, LAYERS)[fence % 3]:  # none, some, all
+            await peer.call("push", fence=fence, source=[4, 5, 6], target=[1, 2, 3], first=0, last=layers)
+        await asyncio.gather(desk.receiver.cancel(fence), peer.call("stop", fence=fence))
+    assert held_by_this_process() == before
+    await desk.transfer(82, peer, [7, 8, 9], [1, 2, 3])
+    for fence in range(1, 83):
+        with pytest.raises(TransferError):
+            await desk.receiver.arrived(fence)
+
+
+async def test_what_was_meant_for_a_process_never_reaches_the_one_in_its_place(desk: Desk) -> None:
+    """It has the same name, lends the same blocks to the same writer, and even under the same fence."""
+    peer = await desk.sender()
+    desk.expect(1, peer, [0, 1])
+    await peer.call("push", fence=1, source=[4, 5], target=[0, 1], first=0, last=8)
+    heir = Desk(desk.name, "a2")
+    heir.receiver = await transports.receiver(heir.name, heir.region, heir.end, heir.shared)
+    await desk.receiver.close()
+    desk.receiver = heir.receiver
+    heir.receiver.expect(1, desk.writers[id(peer)], [0, 1])
+    with contextlib.suppress(PeerLost):
+        await peer.call("push", fence=1, source=[4, 5], target=[0, 1], first=8, last=LAYERS)
+    await peer.call("stop", fence=1)
+    assert (heir.blocks == UNTOUCHED).all()
+    await heir.receiver.cancel(1)
+    if heir.shared is not None:
+        await heir.close()
 
 
 async def test_a_flipped_byte_is_found_by_the_digest(desk: Desk) -> None:
