@@ -180,7 +180,8 @@ class SchedulerConfig:
 
 @dataclass(frozen=True, slots=True)
 class TransferConfig:
-    """How KV blocks travel. `deployment` names this server's shared-memory files, so two servers never meet."""
+    """How KV blocks travel. `deployment` names this server's shared-memory files, so two servers never meet. `host` is the
+    address that KV sockets listen on, `encryption` says when what goes through them is encrypted."""
 
     transport: TransportName = TransportName.AUTO
     deployment: str = "local"
@@ -195,7 +196,7 @@ class TransferConfig:
 
 @dataclass(frozen=True, slots=True)
 class LinkConfig:
-    """How a worker reaches its coordinator, and under which name.
+    """How a worker reaches its coordinator, under which name, and the secret that lets it in.
 
     `lifeline_fd` is the pipe that ties it to the process that started it (None: it was started by hand).
     """
