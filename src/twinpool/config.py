@@ -180,8 +180,8 @@ class SchedulerConfig:
 
 @dataclass(frozen=True, slots=True)
 class TransferConfig:
-    """How KV blocks travel. `deployment` names this server's shared-memory files, so two servers never meet. `host` is the
-    address that KV sockets listen on, `encryption` says when what goes through them is encrypted."""
+    """How KV blocks travel. `deployment` names this server's shared-memory files, so two servers never meet. `host` is
+    the address that KV sockets listen on, `encryption` says when what goes through them is encrypted."""
 
     transport: TransportName = TransportName.AUTO
     deployment: str = "local"
