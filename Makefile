@@ -19,7 +19,7 @@ serve: setup ## serve the default model on http://127.0.0.1:8000
 test: setup ## run the whole test suite
 	@$(PYTHON_BIN) -m pytest -q
 
-explore: setup ## visit every state of the ownership protocol, one fault of each kind per run (ARGS="--cancels 2 --kills 0" for others)
+explore: setup ## visit every state of the ownership protocol (ARGS="--cancels 1 --losses 1": which faults)
 	@PYTHONPATH=src:tests $(PYTHON_BIN) -m world.exploration $(ARGS)
 
 lint: setup ## ruff: lint and format
