@@ -36,6 +36,7 @@ from twinpool.worker.core import (
     FinishPush,
     FromCoordinator,
     FromPeer,
+    LinkLost,
     PeerGone,
     PeerLinked,
     PostReceive,
@@ -96,6 +97,8 @@ class Cluster(State):
             yield from (("cancel", name) for name, client in self.clients.items() if not client.ending)
         if self.faults.kills:
             yield from (("kill", name) for name in (P, D) if self.processes[name])
+        if self.faults.freezes and self.processes[P]:
+            yield ("freeze",)
         if self.faults.losses:
             yield from (("lose", *pair) for pair in ((P, D), (D, P)) if self.queues[pair])
         if self.faults.expiries and self.processes[D] and (self.verifying or self._view(D).deadlines):
@@ -111,6 +114,8 @@ class Cluster(State):
                 if process.step is not None:
                     yield ("step", name)
                 yield from (("answer", name, str(number)) for number in sorted(set(process.answers)))
+        if self.is_frozen_known:
+            yield ("die",)
         yield from (("read", str(fence)) for fence in dict.fromkeys(item[0] for item in self.unread))
         yield from (("land", str(fence)) for fence in dict.fromkeys(item[0] for item in self.flying))
 
@@ -170,6 +175,23 @@ class Cluster(State):
                 self._answer_later(P, PushFailed(fence, "decode is gone"))
         self.finishing.clear()
 
+    def _freeze(self) -> None:
+        """Prefill is silent for so long that it counts as lost, but its process lives: its copies may go on any time."""
+        self.faults, self.is_disturbed = replace(self.faults, freezes=self.faults.freezes - 1), True
+        self.frozen = self._life(P)
+        self.frozen_fences = tuple(sorted({item[0] for item in (*self.unread, *self.flying)}))
+        self._post(P, C, LinkLost(P, self.frozen))
+        self.queues[C, P] = self.queues[D, P] = ()
+        self.processes[P] = None
+        self.finishing.clear()
+
+    def _die(self) -> None:
+        """The frozen process is dead at last, and decode sees it."""
+        self.unread = tuple(item for item in self.unread if item[0] not in self.frozen_fences)
+        self.flying = tuple(item for item in self.flying if item[0] not in self.frozen_fences)
+        self.frozen_fences, self.is_frozen_known = (), False
+        self._answer_later(D, PeerGone(P, self.frozen))
+
     def _lose(self, sender: str, receiver: str) -> None:
         self.faults, self.is_disturbed = replace(self.faults, losses=self.faults.losses - 1), True
         self.queues[sender, receiver] = self.queues[sender, receiver][1:]
@@ -193,6 +215,8 @@ class Cluster(State):
             self.queues[thing.worker_id, receiver] = ()
             if receiver == D:
                 self.flying = ()
+        elif isinstance(thing, LinkLost):
+            self.queues[P, D], self.is_frozen_known = (), True
         elif isinstance(thing, PeerLinked) and receiver == P:
             self.linked_life = thing.incarnation
         self._take(receiver, thing)
@@ -224,7 +248,7 @@ class Cluster(State):
         """The next block of a fence is read: of one fence the wire keeps the order, of several it does not."""
         item = next(item for item in self.unread if item[0] == int(of))
         fence, request, source, target = item
-        if source not in (held := self._view(P).lent.get(fence, ())):
+        if fence not in self.frozen_fences and source not in (held := self._view(P).lent.get(fence, ())):
             raise Broken(f"prefill's block {source} is read under fence {fence}, whose job has {held}")
         self.unread = tuple(other for other in self.unread if other != item)
         self.flying = (*self.flying, (fence, request, target))
@@ -245,7 +269,7 @@ class Cluster(State):
 
     def _heard(self, sender: str, thing: Any) -> None:
         match thing:
-            case PeerGone():
+            case PeerGone() | LinkLost():
                 self._lost(sender, thing)
             case Granted(key=key):
                 client = self.clients[key.request_id]
@@ -276,7 +300,7 @@ class Cluster(State):
         client = self.clients[name]
         self.clients[name] = replace(client, legs=tuple(leg for leg in client.legs if leg != worker))
 
-    def _lost(self, name: str, gone: PeerGone) -> None:
+    def _lost(self, name: str, gone: PeerGone | LinkLost) -> None:
         """Its requests are lost; a new process takes its name."""
         for client in [client for client, now in self.clients.items() if name in now.legs]:
             self._over(name, client, "lost")
@@ -394,6 +418,8 @@ _MAKE: dict[str, Callable[..., None]] = {
     "cancel": Cluster._cancel,
     "kill": Cluster._kill,
     "lose": Cluster._lose,
+    "freeze": Cluster._freeze,
+    "die": Cluster._die,
     "expire": Cluster._expire,
 }
 

@@ -39,6 +39,7 @@ class Faults:
     kills: int = 0
     losses: int = 0
     expiries: int = 0
+    freezes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +116,9 @@ class State:
     missing: dict[int, tuple[int, ...]] = field(default_factory=dict)  # fence: blocks that have not landed
     verifying: dict[int, int] = field(default_factory=dict)  # fence: manifest
     contents: tuple[str, ...] = ()  # of decode's blocks: whose KV was written last
+    frozen: str = ""  # the life of prefill that counts as lost and is not dead
+    frozen_fences: tuple[int, ...] = ()  # what it goes on copying, until it is
+    is_frozen_known: bool = False  # to decode
     last_fence: int = 0
     is_disturbed: bool = False  # by more than cancels: time may be needed until everything is free
 
@@ -132,12 +136,18 @@ class State:
             for p in map(self.processes.get, (P, D))
         )
         clients = tuple((c.legs, c.num_tokens, c.ending) for c in self.clients.values())
-        faults = (self.faults.cancels, self.faults.kills, self.faults.losses, self.faults.expiries)
+        faults = (
+            self.faults.cancels,
+            self.faults.kills,
+            self.faults.losses,
+            self.faults.expiries,
+            self.faults.freezes,
+        )
         return (
             processes, clients, faults, tuple(self.lives.values()), tuple(self.queues.values()),
             _by_fence(self.unread), _by_fence(self.flying), tuple(sorted(self.finishing.items())),
             self.linked_life, tuple(sorted(self.missing.items())), tuple(sorted(self.verifying.items())),
-            self.contents, self.last_fence, self.is_disturbed,
+            self.contents, self.last_fence, self.is_disturbed, self.frozen, self.frozen_fences, self.is_frozen_known,
         )  # fmt: skip
 
     def _begin_life(self, name: str) -> None:

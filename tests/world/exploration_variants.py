@@ -12,7 +12,7 @@ from twinpool.messages import Dropped, DropReason, Manifest, RevokeAck
 from twinpool.prefill_pool.core import PrefillCore
 from twinpool.prefill_pool.handoff import ACTIVE, Handoff, Peer
 from twinpool.request import RequestKey
-from twinpool.worker.core import SendPeer
+from twinpool.worker.core import Command, Event, LinkLost, PeerGone, SendPeer
 
 
 class ReusesBeforeTheAcknowledgement(OwnershipLedger):
@@ -97,6 +97,15 @@ class SealsOnce(PrefillCore):
 
     def _renew(self, now: float) -> None:
         pass
+
+
+class TakesTheLostForDead(DecodeCore):
+    """Uses a lost writer's blocks again although its process may only be frozen."""
+
+    def handle(self, event: Event, now: float) -> list[Command]:
+        if isinstance(event, LinkLost):
+            event = PeerGone(event.worker_id, event.incarnation)
+        return super().handle(event, now)
 
 
 def with_ledger(kind: type[OwnershipLedger]) -> Callable[..., Any]:

@@ -26,6 +26,7 @@ SIZE = Size(prompts=(3, 3), num_blocks=3)
         pytest.param(Faults(cancels=1), 20_000, id="a cancel"),
         pytest.param(Faults(kills=1), 7_000, id="a worker killed and started again"),
         pytest.param(Faults(losses=1, expiries=1), 30_000, id="a lost message and a lease that runs out"),
+        pytest.param(Faults(freezes=1), 8_000, id="a worker that is lost and not dead"),
         pytest.param(Faults(cancels=1, losses=1), 35_000, id="a cancel and a lost message"),
     ],
 )
@@ -60,6 +61,7 @@ def test_no_order_of_events_breaks_ownership_or_leaves_a_block_behind(
             Faults(cancels=1, losses=1),
             "leases without faults",
         ),
+        (PrefillCore, wrong.TakesTheLostForDead, Faults(freezes=1), "late write"),
         (wrong.SealsOnce, DecodeCore, Faults(losses=1), "leases without faults"),
     ],
     ids=lambda value: getattr(value, "__name__", None),
