@@ -176,7 +176,7 @@ class Cluster(State):
         self.finishing.clear()
 
     def _freeze(self) -> None:
-        """Prefill is silent for so long that it counts as lost, but its process lives: its copies may go on any time."""
+        """Prefill is silent for so long that it counts as lost, but its process lives: its copies may go on."""
         self.faults, self.is_disturbed = replace(self.faults, freezes=self.faults.freezes - 1), True
         self.frozen = self._life(P)
         self.frozen_fences = tuple(sorted({item[0] for item in (*self.unread, *self.flying)}))
