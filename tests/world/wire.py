@@ -42,7 +42,7 @@ class Receiver:
     ) -> None:
         """`may_write(fence, block_id)`: whether the ledger keeps that block for the writer of that fence."""
         self._owner = owner
-        self._is_one_sided = is_one_sided
+        self.is_one_sided = is_one_sided
         self._may_write = may_write
         self._expected: dict[int, _Expected] = {}
         self._verifying: dict[int, tuple[Manifest, float]] = {}
@@ -70,7 +70,7 @@ class Receiver:
         """A block's bytes arrive."""
         expected = self._expected.get(fence)
         is_admitted = expected is not None and expected.writer == writer and block_id in expected.block_ids
-        if self._is_one_sided or is_admitted:
+        if self.is_one_sided or is_admitted:
             if not self._may_write(fence, block_id):
                 raise Broken(
                     "I2", f"{writer} writes block {block_id} of {self._owner.name} under old fence {fence}"
@@ -90,13 +90,13 @@ class Receiver:
         manifest, deadline = self._verifying[fence]
         expected = self._expected.get(fence)
         is_late = self._owner.schedule.now > deadline
-        if not self._is_one_sided and expected and expected.missing and not is_late:
+        if not self.is_one_sided and expected and expected.missing and not is_late:
             self._owner.schedule.after(LOOK_S, self._owner, lambda: self._look(fence))
             return
         del self._verifying[fence]
         error, num_mismatched = "", 0
         try:
-            if not self._is_one_sided and expected and expected.missing:
+            if not self.is_one_sided and expected and expected.missing:
                 raise TwinpoolError("the sealed KV has not arrived")
             block_ids = expected.block_ids if expected else ()
             verify(manifest, self._owner.kv.region, manifest.fingerprint, block_ids)
@@ -128,7 +128,7 @@ class Wire:
     def __init__(self, sender: WorkerProcess, peer: WorkerProcess, is_one_sided: bool) -> None:
         self._sender = sender
         self._peer = peer
-        self._is_one_sided = is_one_sided
+        self.is_one_sided = is_one_sided
         self._items: dict[_Item, None] = {}
         self._finishing: dict[int, FinishPush] = {}
         self.lost = ""
@@ -181,7 +181,7 @@ class Wire:
             return
         item.content = self._sender.kv.read(item.source)
         self._sender.kv.pinned[item.source] -= 1
-        lander = self._sender if self._is_one_sided else self._peer
+        lander = self._sender if self.is_one_sided else self._peer
         self._sender.schedule.after(self._delay(), lander, lambda: self._land(item))
         self._end_finished()
 
@@ -193,7 +193,7 @@ class Wire:
         if self.num_to_corrupt:
             self.num_to_corrupt -= 1
             content = bytes([content[0] ^ 0x15, *content[1:]])
-        if self.num_to_lose and not self._is_one_sided:
+        if self.num_to_lose and not self.is_one_sided:
             self.num_to_lose -= 1
         elif self._peer.is_alive:
             self._peer.receiver.land(item.fence, self._sender.identity, item.target, content)
@@ -213,7 +213,7 @@ class Wire:
     def _end_finished(self) -> None:
         if not self._finishing:
             return
-        busy = {item.fence for item in self._items if self._is_one_sided or item.content is None}
+        busy = {item.fence for item in self._items if self.is_one_sided or item.content is None}
         for fence in [fence for fence in self._finishing if fence not in busy]:
             command = self._finishing.pop(fence)
             if self.lost:

@@ -269,7 +269,7 @@ class WorkerProcess(Actor):
     def _update_peers(self, peers: tuple[PeerInfo, ...]) -> None:
         gone, new = self.links.replace([(peer.worker_id, peer.incarnation) for peer in peers])
         for peer in gone:
-            if self._world.scenario.is_one_sided and peer in self._world.workers:
+            if self.role is Role.DECODE and self.receiver.is_one_sided and peer in self._world.workers:
                 raise Broken("I2", f"{peer} counts as gone to {self.name}, but lives and could write")
             self.handle(PeerGone(*peer))
         for peer in new:
