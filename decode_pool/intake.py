@@ -289,10 +289,18 @@ class Intake:
         return True
 
     def _objection(self, arrival: Arrival, manifest: Manifest) -> str:
-        wanted = (arrival.key, len(arrival.job.token_ids), arrival.written_blocks)
-        sent = (manifest.key, manifest.num_tokens, manifest.block_ids)
-        if wanted != sent or len(manifest.digests) != len(manifest.block_ids):
-            return f"the manifest names {sent} with {len(manifest.digests)} digests; granted was {wanted}"
+        wanted = (arrival.key, len(arrival.job.token_ids))
+        if (manifest.key, manifest.num_tokens) != wanted:
+            found = f"{manifest.key} with {manifest.num_tokens} tokens"
+            return f"the manifest is of {found}; granted was {wanted[0]} with {wanted[1]}"
+        granted, sent = arrival.written_blocks, manifest.block_ids
+        if sent != granted:
+            odd = sorted(set(sent) ^ set(granted))[:4]  # a long prompt's blocks would fill pages
+            return f"the manifest names {len(sent)} blocks, granted were {len(granted)}; " + (
+                f"only one of them has blocks like {odd}" if odd else "in another order"
+            )
+        if len(manifest.digests) != len(sent):
+            return f"the manifest has {len(manifest.digests)} digests for {len(sent)} blocks"
         if manifest.fingerprint != self._fingerprint or manifest.layout != self._layout:
             return (
                 f"the manifest is for {manifest.fingerprint} in {manifest.layout}; "
