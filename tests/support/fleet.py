@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import time
 import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -31,6 +32,7 @@ SETTINGS = (
 LATE = "--faults=late=0.01"
 """Every push waits this long, one after the other: a transfer takes long enough to leave in it, and to die."""
 FREEZE_TRIES = 10
+SETTLED_S = 0.3
 CANARY: dict[str, list[int]] = {}
 BROKEN = "--faults=late=0.005,corrupt=0.15,drop=0.05,seed=3"
 
@@ -101,6 +103,11 @@ def num_blocks(server: Server) -> int:
     return sum(int(float(count)) for state, count in counted if state != "leased")
 
 
+def num_busy(server: Server) -> float:
+    """Sequences that run or wait on workers."""
+    return sum(server.metric(f"twinpool_worker_sequences_{what}") for what in ("running", "waiting"))
+
+
 def is_colocated(server: Server) -> bool:
     """Whether its workers do both."""
     return server.metric("twinpool_workers", role="colocated") > 0
@@ -149,6 +156,14 @@ def frozen(server: Server, worker_id: str) -> Iterator[None]:
             os.kill(pid, signal.SIGCONT)
 
 
+def _stays(visitor: Visitor, states: tuple[str, ...]) -> bool:
+    """Whether it is still in one of `states` when what was on its way to the coordinator has come."""
+    until = time.monotonic() + SETTLED_S
+    while (is_there := visitor.states()[-1] in states) and time.monotonic() < until:
+        pass
+    return is_there
+
+
 @contextmanager
 def frozen_in_transfer(server: Server, visit: Visit, **fields: Any) -> Iterator[Visitor]:
     """A visitor whose prefill worker stands still in the block, having pushed a part of its blocks, as a rule."""
@@ -156,7 +171,7 @@ def frozen_in_transfer(server: Server, visit: Visit, **fields: Any) -> Iterator[
         victim = visit(server, cache_salt=uuid.uuid4().hex, **fields)
         victim.wait_until("prefilling")
         with frozen(server, victim.timeline()["attempts"][-1]["prefill_worker"]):
-            if victim.states()[-1] in ("prefilling", "transferring"):
+            if _stays(victim, ("prefilling", "transferring")):
                 yield victim
                 return
         victim.leave()

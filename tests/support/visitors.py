@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
+import time
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -141,6 +143,13 @@ class Visitor:
             if line.startswith("data: "):
                 _take(answer, line.removeprefix("data: "))
         return answer
+
+    def read_for(self, seconds: float) -> None:
+        """Reads what comes within `seconds`, or until the answer ends."""
+        until = time.monotonic() + seconds
+        with contextlib.suppress(TimeoutError):
+            while (left := until - time.monotonic()) > 0 and self.read_some(left):
+                pass
 
     def leave(self) -> None:
         """Breaks the connection off."""
