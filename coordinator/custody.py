@@ -100,23 +100,20 @@ class Custody:
         error: RequestError | None = None,
         is_silent: bool = False,
     ) -> None:
-        """The outcome is decided. Emits the client's last output, unless `is_silent`: then that is out."""
-        request.ending = move
-        timeline = request.timeline
-        timeline.ended_at = now
-        timeline.finish = finish
-        timeline.error = "" if error is None else error.message
-        self._settle_account(request, now)
+        """The outcome is decided. Emits the client's last output, unless `is_silent`: it has been emitted already."""
+        self._decide(request, move, finish, now, error)
         if move is Move.FINISH:
-            self._tally.timings[Timing.E2E].observe(now - timeline.received_at)
+            self._tally.timings[Timing.E2E].observe(now - request.timeline.received_at)
         if not is_silent:
-            output = Output((), len(request.emitted), finish, error)
-            self._emit(Emit(request.request_id, output))
+            self._emit_last(request, finish, error)
         self.move(request, move, now)
         self.settle(request, now)
 
     def give_up(self, request_id: str | None, now: float) -> None:
-        """A rule was broken for that request, a bug of ours: it ends with an error, and what it holds is released."""
+        """A rule was broken for that request, a bug of ours: it ends with an error, and what it holds is released.
+
+        Not by `end`: the table may allow no move out of the state that the bug has left it in.
+        """
         request = self.requests.get(request_id or "")
         if request is None:
             return
@@ -124,17 +121,26 @@ class Custody:
             error = RequestFailed(
                 "the server lost track of the request, which is a bug in Twinpool; try again"
             )
-            request.ending = Move.FAIL
-            request.timeline.finish, request.timeline.error = FinishReason.ERROR, error.message
-            request.timeline.ended_at = now
-            self._settle_account(request, now)
-            self._emit(Emit(request_id or "", Output((), len(request.emitted), FinishReason.ERROR, error)))
+            self._decide(request, Move.FAIL, FinishReason.ERROR, now, error)
+            self._emit_last(request, FinishReason.ERROR, error)
         if request in self._queue:
             self._queue.remove(request)
         request.early.clear()
         request.give_up(now)
         self._cancel_legs(request, now)
         self.settle(request, now)
+
+    def _decide(
+        self, request: Request, ending: Move, finish: FinishReason, now: float, error: RequestError | None
+    ) -> None:
+        request.ending = ending
+        request.timeline.ended_at = now
+        request.timeline.finish = finish
+        request.timeline.error = "" if error is None else error.message
+        self._settle_account(request, now)
+
+    def _emit_last(self, request: Request, finish: FinishReason, error: RequestError | None) -> None:
+        self._emit(Emit(request.request_id, Output((), len(request.emitted), finish, error)))
 
     def move(self, request: Request, move: Move, now: float) -> None:
         """Makes the move and releases what the table says."""
