@@ -19,7 +19,9 @@ QUOTA_S = 60.0
 RECENT_S = 60.0
 """A tenant that has asked for something so recently keeps its share of the queue free from others."""
 ROUNDING = 1e-6
-EXPECTED_OUTPUT_MEMORY = 1 / 16
+"""Less than this is no amount: what refilling in many small steps may lack."""
+LATEST_ANSWER_WEIGHT = 1 / 16
+"""What the latest answer counts for in the mean length of a tenant's answers."""
 
 
 class Bucket:
@@ -31,16 +33,16 @@ class Bucket:
         self._at = now
 
     def seconds_until(self, amount: float, now: float) -> float:
-        """When `amount` can be taken, if nobody takes any before; 0: now. More than `per_minute` never can."""
+        """How long until `amount` can be taken, if nobody else takes any; 0: now. `amount` is at most `per_minute`."""
         missing = amount - self._refilled(now)
         return 0.0 if missing <= ROUNDING else missing * QUOTA_S / self.per_minute
 
     def take(self, amount: float, now: float) -> None:
-        """Takes it."""
+        """Takes `amount`, whether or not there is so much."""
         self._level = self._refilled(now) - amount
 
     def give_back(self, amount: float, now: float) -> None:
-        """What was taken and not used."""
+        """Returns what was taken and not used."""
         self._level = min(self._refilled(now) + amount, self.per_minute)
 
     def _refilled(self, now: float) -> float:
@@ -51,21 +53,22 @@ class Bucket:
 
 
 class Account:
-    """One tenant's books. `service` is what it was served in tokens over its weight, and lifted when it comes back;
-    `expected_output` is the mean length of its latest answers, in tokens.
+    """One tenant's books.
+
+    `service` is the tokens that it was served, over its weight; the queue lifts it when the tenant comes back from
+    idleness. `expected_output` is the mean length of its latest answers, in tokens.
     """
 
     def __init__(self, tenant: Tenant, now: float = 0.0) -> None:
         self.tenant = tenant
         self.service = 0.0
         self.expected_output = 0.0
-        self.asked_at = now
         self._requests: Bucket | None = None
         self._tokens: Bucket | None = None
         self.asks(tenant, now)
 
     def asks(self, tenant: Tenant, now: float) -> None:
-        """A request of the tenant is here; its quotas and weight are those of now."""
+        """The tenant sends a request. From now on its quotas and weight are those of `tenant`."""
         self.asked_at = now
         self.tenant = tenant
         self._requests = _of_size(self._requests, tenant.requests_per_minute, now)
@@ -114,7 +117,7 @@ class Account:
 
     def answered(self, num_output_tokens: int) -> None:
         """One of its requests ended with so many output tokens."""
-        self.expected_output += (num_output_tokens - self.expected_output) * EXPECTED_OUTPUT_MEMORY
+        self.expected_output += (num_output_tokens - self.expected_output) * LATEST_ANSWER_WEIGHT
 
 
 class Accounts:
@@ -131,7 +134,8 @@ class Accounts:
         account = self._by_name.get(tenant.name)
         if account is None:
             account = self._by_name[tenant.name] = Account(tenant, now)
-        account.asks(tenant, now)
+        else:
+            account.asks(tenant, now)
         return account
 
     def give_back(self, tenant: str, num_tokens: int, now: float) -> None:
@@ -139,8 +143,8 @@ class Accounts:
         self._by_name[tenant].give_back(num_tokens, now)
 
     def share(self, account: Account, now: float) -> float:
-        """The part of the queue that the account may fill: by weight, among the tenants that asked for something
-        lately. All of it, for one that is alone.
+        """The part of the queue that the account may fill: its part of the weight of all tenants that asked for
+        something within `RECENT_S`. One that is alone may fill all of it.
         """
         recent = (a.tenant.weight for a in self if a is account or now - a.asked_at <= RECENT_S)
         return account.tenant.weight / sum(recent)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from collections import deque
 from statistics import linear_regression
+from typing import NamedTuple
 
 WINDOW_S = 20.0
 LEAST_MEMORY = 16
 MOST_MEMORY = 64
-"""Departures that the sums reach back: about those of `WINDOW_S`, but never fewer or more than these."""
+"""How many departures the sums reach back: about those of `WINDOW_S`, but at least and at most these."""
 LEAST_EVIDENCE_S = 0.2
+"""Before the first departure, an interval that has been open for so long tells something."""
 MARGIN = 2.5
 """Standard deviations by which a predicted wait exceeds its mean, so that of those admitted none in thousands times out
 (`tests/world/test_admission.py`).
@@ -18,20 +20,31 @@ MARGIN = 2.5
 REMEMBERED_PROMPTS = 64
 
 
+class _Sums(NamedTuple):
+    """Sums over intervals, each counted by its weight: 1 for the latest, less for older ones."""
+
+    weight: float = 0.0
+    seconds: float = 0.0
+    tokens: float = 0.0
+    seconds_squared: float = 0.0
+    seconds_by_tokens: float = 0.0
+    tokens_squared: float = 0.0
+
+
 class Pace:
     """How long it takes until requests leave the queue, from the intervals between departures.
 
     An interval counts if somebody waited all the time between two departures: it shows what the workers can do, and
     nothing else. A straight line is laid through the intervals over the tokens that the request before had to prefill:
-    its slope is the time per token, the rest that per request. Older intervals fade. One that is open for longer than
-    usual counts as an interval of that length.
+    its slope is the time per token, and what remains is the time per request. Older intervals count less. The interval
+    that is still open counts, too, once it is longer than the mean.
     """
 
     def __init__(self) -> None:
         self._since: float | None = None
         self._is_whole = False
         self._last_tokens = 0
-        self._sums: tuple[float, ...] = (0.0,) * 6
+        self._sums = _Sums()
 
     def observe(self, now: float, is_waiting: bool) -> None:
         """Somebody waits now, or nobody."""
@@ -49,36 +62,39 @@ class Pace:
         self._last_tokens = num_tokens
 
     def seconds_for(self, num_departures: int, num_tokens: int, now: float) -> float | None:
-        """Predicted time until so many requests have left, of which all but the last have `num_tokens` to prefill; with
-        a margin of `MARGIN` standard deviations. None without evidence.
+        """Predicted time until `num_departures` requests have left; all but the last of them have `num_tokens` to
+        prefill. Includes a margin of `MARGIN` standard deviations. None without evidence.
         """
         open_s = 0.0 if self._since is None else now - self._since
         sums = self._sums
-        if open_s * sums[0] > sums[1]:
+        if open_s * sums.weight > sums.seconds:
             sums = self._with(open_s)
-        elif not sums[0] and open_s >= LEAST_EVIDENCE_S:
+        elif not sums.weight and open_s >= LEAST_EVIDENCE_S:
             sums = self._with(2 * open_s)  # as good a guess as any that half of the first has passed
-        if not sums[0]:
+        if not sums.weight:
             return None
-        num = sums[0]
-        mean_s, mean_tokens, squares, products, squared_tokens = (value / num for value in sums[1:])
-        covariance, spread = products - mean_s * mean_tokens, squared_tokens - mean_tokens**2
+        num = sums.weight
+        mean_s, mean_tokens = sums.seconds / num, sums.tokens / num
+        covariance = sums.seconds_by_tokens / num - mean_s * mean_tokens
+        spread = sums.tokens_squared / num - mean_tokens**2
         per_token_s = min(max(0.0, covariance / spread), mean_s / mean_tokens) if spread > 1e-6 else 0.0
         per_request_s = mean_s - per_token_s * mean_tokens
-        variance = squares - mean_s**2 - 2 * per_token_s * covariance + per_token_s**2 * spread
-        # Of a sample: the fewer intervals are known, the less is their mean.
+        variance = (
+            sums.seconds_squared / num - mean_s**2 - 2 * per_token_s * covariance + per_token_s**2 * spread
+        )
+        # A sample's deviation: the fewer intervals are known, the less their own mean says.
         deviation_s = math.sqrt(max(0.0, variance) * num / max(num - 1, 0.5))
         margin_s = MARGIN * math.sqrt(num_departures + num_departures**2 / num) * deviation_s
         wait_s = num_departures * per_request_s + (self._last_tokens + num_tokens) * per_token_s + margin_s
-        # What has passed of the open interval counts as far as it was to be expected.
+        # What has passed of the open interval is taken off, up to the shortest that an interval should be.
         return max(0.0, wait_s - min(open_s, max(0.0, mean_s - MARGIN * deviation_s)))
 
-    def _with(self, interval_s: float) -> tuple[float, ...]:
-        """The sums, with one more interval after the request that left last."""
+    def _with(self, interval_s: float) -> _Sums:
+        """The sums with one more interval: the one that the request that left last began."""
         keep = min(max(math.exp(-interval_s / WINDOW_S), 1 - 1 / LEAST_MEMORY), 1 - 1 / MOST_MEMORY)
         tokens = self._last_tokens
-        new = (1.0, interval_s, tokens, interval_s**2, interval_s * tokens, tokens**2)
-        return tuple(old * keep + value for old, value in zip(self._sums, new, strict=True))
+        new = _Sums(1.0, interval_s, tokens, interval_s**2, interval_s * tokens, tokens**2)
+        return _Sums(*(old * keep + value for old, value in zip(self._sums, new, strict=True)))
 
 
 class PrefillPace:
