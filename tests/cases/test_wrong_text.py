@@ -24,8 +24,8 @@ def alone(fleet: Fleet) -> list[Answer]:
 def test_a_late_writer_overwrites_the_next_owner_of_its_blocks(
     split: Server, visit: Visit, alone: list[Answer]
 ) -> None:
-    """W1, I2: the writer stands still in mid-transfer, its client leaves, and at once others fill decode's pool. Then
-    the writer goes on, with all that it still has to write. Nobody's text suffers: either the blocks were kept out of use
+    """W1: the writer stands still in mid-transfer, its client leaves, and at once others fill decode's pool. Then the
+    writer goes on, with all that it still has to write. Nobody's text suffers: either the blocks were kept out of use
     until then, or the transport drops what comes too late."""
     with ThreadPoolExecutor(len(PROMPTS)) as pool:
         with frozen_in_transfer(split, visit, **TRANSFER) as victim:
