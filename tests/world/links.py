@@ -26,6 +26,7 @@ class Links:
         self._owner = owner
         self._peers: dict[Identity, None] = {}
         self._writers: set[Identity] = set()
+        self._undead: dict[Identity, None] = {}
         self.senders: dict[str, Wire] = {}
 
     @property
@@ -41,12 +42,25 @@ class Links:
         """Whether that process is known: a decode worker hears whoever shook hands, a prefill worker its peers."""
         return peer in (self._writers if self._owner.role is Role.DECODE else self._peers)
 
+    def may_write(self, peer: Identity) -> bool:
+        """Whether that process, which counts as lost, may still write into this one's blocks."""
+        return peer in self._undead
+
+    def departed(self) -> list[Identity]:
+        """Those that counted as lost, could write, and have died since the last time."""
+        over = [peer for peer in self._undead if peer not in self._world.workers]
+        for peer in over:
+            del self._undead[peer]
+        return over
+
     def replace(self, peers: list[Identity]) -> tuple[list[Identity], list[Identity]]:
         """The peers are these now; returns those that are gone, to which everything is closed, and the new ones."""
         gone = [peer for peer in self._peers if peer not in peers]
         new = [peer for peer in peers if peer not in self._peers]
         self._peers = dict.fromkeys(peers)
         for peer in gone:
+            if peer in self._writers and self._world.scenario.is_one_sided and peer in self._world.workers:
+                self._undead[peer] = None
             self._writers.discard(peer)
             wire = self.senders.get(peer[0])
             if wire is not None and wire.peer.identity == peer:

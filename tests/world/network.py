@@ -41,7 +41,9 @@ class Network:
         event = FromWorker(*sender.identity, received)
 
         def deliver() -> None:
-            # An offer does not outlive its process: it would drive out the one that has come in its place.
+            # The first offer of a process that has died, overtaken by that of the next, would drive that one out, until
+            # the dead one's lease ends. It takes a coordinator that hears nobody for as long as a worker takes to load,
+            # and nothing tells which of two strangers came first: their clocks are not compared.
             is_late = isinstance(message, Register) and not sender.is_alive
             if not is_late and sender.identity not in self._broken:
                 coordinator.handle(event)

@@ -18,6 +18,7 @@ class FaultKind(StrEnum):
 
     KILL = "kill"
     FREEZE = "freeze"
+    FREEZE_WRITING = "freeze in a write"
     LEAVE = "leave"
     BREAK_LINK = "break link"
     CORRUPT = "corrupt"
@@ -83,15 +84,13 @@ def draw(seed: int) -> Scenario:
         pools = {Role.PREFILL: dice.choice((1, 1, 2)), Role.DECODE: dice.choice((1, 2, 2))}
     else:
         pools = {Role.COLOCATED: dice.choice((1, 2))}
-    is_one_sided = dice.random() < 0.5
     scenario = Scenario(
         seed,
         pools,
         num_blocks=dice.choice((14, 18, 24, 40)),
         block_size=dice.choice((4, 4, 5)),
-        is_one_sided=is_one_sided,
-        # A process that nobody can end may still write when it goes on: whoever writes by itself must be ours.
-        is_ours=is_one_sided or dice.random() < 0.7,
+        is_one_sided=dice.random() < 0.5,
+        is_ours=dice.random() < 0.7,
         workers=SchedulerConfig(
             token_budget=dice.choice((3, 7, 16, 64)),
             max_num_seqs=dice.choice((1, 2, 4, 8)),
@@ -168,9 +167,9 @@ def _asks(dice: Random, scenario: Scenario) -> tuple[Ask, ...]:
 
 
 _SPLIT_FAULTS = (
-    (FaultKind.KILL, 4), (FaultKind.FREEZE, 4), (FaultKind.LEAVE, 1), (FaultKind.BREAK_LINK, 2), (FaultKind.CORRUPT, 2),
+    (FaultKind.KILL, 4), (FaultKind.FREEZE, 3), (FaultKind.LEAVE, 1), (FaultKind.BREAK_LINK, 2), (FaultKind.CORRUPT, 2),
     (FaultKind.LOSE_BYTES, 2), (FaultKind.SLOW_WIRE, 2), (FaultKind.LOSE_MESSAGES, 2), (FaultKind.CUT_OFF, 1),
-    (FaultKind.NEW_COORDINATOR, 1), (FaultKind.BREAK_CONTROL, 2),
+    (FaultKind.NEW_COORDINATOR, 1), (FaultKind.BREAK_CONTROL, 2), (FaultKind.FREEZE_WRITING, 3),
 )  # fmt: skip
 _COLOCATED_FAULTS = (
     (FaultKind.KILL, 4),

@@ -122,7 +122,8 @@ class Wire:
     Source blocks are pinned from the push until they are read, or the stop has taken effect: nobody may write to them.
     A one-sided writer reads and writes by itself: frozen, it writes when it goes on; dead, never. Bytes of a two-sided
     one that have left it arrive whatever becomes of it. `slowness` stretches all times; `num_to_corrupt` blocks get one
-    byte flipped on their way, `num_to_lose` vanish.
+    byte flipped on their way, `num_to_lose` vanish. With `freeze_s` the sender stands still for so long once it has read
+    the next block.
     """
 
     def __init__(self, sender: WorkerProcess, peer: WorkerProcess, is_one_sided: bool) -> None:
@@ -135,6 +136,7 @@ class Wire:
         self.slowness = 1.0
         self.num_to_corrupt = 0
         self.num_to_lose = 0
+        self.freeze_s = 0.0
 
     @property
     def peer(self) -> WorkerProcess:
@@ -184,6 +186,9 @@ class Wire:
         lander = self._sender if self.is_one_sided else self._peer
         self._sender.schedule.after(self._delay(), lander, lambda: self._land(item))
         self._end_finished()
+        if self.freeze_s:
+            self._sender.freeze(self.freeze_s)
+            self.freeze_s = 0.0
 
     def _land(self, item: _Item) -> None:
         if item not in self._items or item.content is None:

@@ -36,6 +36,7 @@ from twinpool.worker.core import (
     FinishPush,
     FromCoordinator,
     FromPeer,
+    LinkLost,
     PeerGone,
     PeerLinked,
     PostReceive,
@@ -62,6 +63,7 @@ if TYPE_CHECKING:
 FINGERPRINT = "fake-model"
 TICK_S = 0.1
 REGISTER_AGAIN_S = 1.0
+MAX_DRIFT = 0.01
 
 Core = PrefillCore | DecodeCore | ColocatedCore
 Identity = tuple[str, str]
@@ -69,15 +71,16 @@ Identity = tuple[str, str]
 
 
 class WorkerProcess(Actor):
-    """One process. `clock_offset_s` is what its clock shows more than the world's: no two clocks agree."""
+    """One process. No two clocks agree: its own shows another time than the world's, and goes at another rate."""
 
-    def __init__(self, world: World, role: Role, worker_id: str, number: int, clock_offset_s: float) -> None:
+    def __init__(self, world: World, role: Role, worker_id: str, number: int) -> None:
         super().__init__(f"{worker_id}/{number}")
         self._world = world
         self.role = role
         self.pid = number
         self.identity: Identity = (worker_id, f"life-{number}")
-        self.clock_offset_s = clock_offset_s
+        self._clock_offset_s = world.random.uniform(0.0, 1000.0)
+        self._clock_rate = world.random.uniform(1 - MAX_DRIFT, 1 + MAX_DRIFT)
         self.config: SchedulerConfig = world.scenario.workers
         num_blocks, block_size = world.scenario.num_blocks, world.scenario.block_size
         self.core = _core(role, num_blocks, block_size, self.config, self.identity[1])
@@ -123,6 +126,10 @@ class WorkerProcess(Actor):
         """The core gets `event` after a moment."""
         self.later(lambda: self.handle(event))
 
+    def freeze(self, seconds: float) -> None:
+        """Stands still for so long."""
+        self._world.freeze(self, seconds)
+
     def leave(self, reason: str) -> None:
         """Stops in order."""
         self._world.network.to_coordinator(self, Left(reason))
@@ -131,11 +138,17 @@ class WorkerProcess(Actor):
     # ── time ────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _clock(self) -> float:
-        return self.schedule.now + self.clock_offset_s
+        return self.schedule.now * self._clock_rate + self._clock_offset_s
+
+    def _after(self, seconds: float, action: Callable[[], None]) -> None:
+        """`action` happens in so many seconds of this process's clock."""
+        self.schedule.after(seconds / self._clock_rate, self, action)
 
     def _tick(self) -> None:
+        for peer in self.links.departed():
+            self.handle(PeerGone(*peer))
         self.handle(Tick())
-        self.schedule.after(TICK_S, self, self._tick)
+        self._after(TICK_S, self._tick)
 
     def _keep_registered(self) -> None:
         if not self.is_welcomed:
@@ -153,11 +166,11 @@ class WorkerProcess(Actor):
                 max_num_seqs=self.config.max_num_seqs,
             )
             self._world.network.to_coordinator(self, offer)
-            self.schedule.after(REGISTER_AGAIN_S, self, self._keep_registered)
+            self._after(REGISTER_AGAIN_S, self._keep_registered)
 
     def _beat(self, every_s: float) -> None:
         self._world.network.to_coordinator(self, Heartbeat(self.core.stats()))
-        self.schedule.after(every_s, self, lambda: self._beat(every_s))
+        self._after(every_s, lambda: self._beat(every_s))
 
     # ── the model ───────────────────────────────────────────────────────────────────────────────────────────
 
@@ -269,9 +282,11 @@ class WorkerProcess(Actor):
     def _update_peers(self, peers: tuple[PeerInfo, ...]) -> None:
         gone, new = self.links.replace([(peer.worker_id, peer.incarnation) for peer in peers])
         for peer in gone:
-            if self.role is Role.DECODE and self.receiver.is_one_sided and peer in self._world.workers:
-                raise Broken("I2", f"{peer} counts as gone to {self.name}, but lives and could write")
-            self.handle(PeerGone(*peer))
+            if self._world.scenario.is_ours and peer in self._world.workers:
+                raise Broken(
+                    "who counts as lost is ended", f"{peer} counts as gone to {self.name}, but lives"
+                )
+            self.handle(LinkLost(*peer) if self.links.may_write(peer) else PeerGone(*peer))
         for peer in new:
             self.links.open(peer)
 

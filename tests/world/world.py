@@ -135,8 +135,7 @@ class World:
 
     def _start_worker(self, role: Role, worker_id: str) -> None:
         self._num_started += 1
-        offset_s = self.random.uniform(0.0, 1000.0)
-        worker = WorkerProcess(self, role, worker_id, self._num_started, offset_s)
+        worker = WorkerProcess(self, role, worker_id, self._num_started)
         self.workers[worker.identity] = worker
         self.story.tell(self.schedule.now, worker.name, "starts")
         self.schedule.after(0.0, worker, worker.begin)
@@ -188,6 +187,8 @@ class World:
                     wire.num_to_corrupt += 1
                 case FaultKind.LOSE_BYTES:
                     wire.num_to_lose += 1
+                case FaultKind.FREEZE_WRITING:
+                    wire.freeze_s = fault.for_s
                 case FaultKind.SLOW_WIRE:
                     wire.slowness = 50.0
                 case FaultKind.LOSE_MESSAGES | FaultKind.CUT_OFF:
@@ -198,13 +199,18 @@ class World:
         match fault.kind:
             case FaultKind.KILL:
                 self.kill(worker, "killed")
-            case FaultKind.FREEZE if not worker.is_frozen:
-                worker.is_frozen = worker.was_frozen = True
-                self.schedule.after(fault.for_s, self._fate, lambda: self._thaw(worker))
+            case FaultKind.FREEZE:
+                self.freeze(worker, fault.for_s)
             case FaultKind.BREAK_CONTROL:
                 self.network.break_control(worker)
             case FaultKind.LEAVE if not worker.is_frozen:
                 worker.leave("told to")
+
+    def freeze(self, worker: WorkerProcess, seconds: float) -> None:
+        """The process stands still for so long, in whatever it does."""
+        if not worker.is_frozen:
+            worker.is_frozen = worker.was_frozen = True
+            self.schedule.after(seconds, self._fate, lambda: self._thaw(worker))
 
     def _thaw(self, worker: WorkerProcess) -> None:
         self.story.tell(self.schedule.now, worker.name, "goes on")

@@ -28,7 +28,7 @@ from twinpool.metrics import CoordinatorMetric
 from twinpool.prefill_pool.core import PrefillCore
 from twinpool.prefill_pool.handoff import Handoff
 from twinpool.request import Job, RequestKey
-from twinpool.worker.core import Event, FromCoordinator, SendPeer, Tick
+from twinpool.worker.core import Event, FromCoordinator, LinkLost, PeerGone, SendPeer, Tick
 
 Variant = Callable[[pytest.MonkeyPatch], None]
 VARIANTS: list[Variant] = []
@@ -58,7 +58,7 @@ def reuse_before_the_writers_acknowledgement(patch: pytest.MonkeyPatch) -> None:
 
 @variant
 def a_lost_process_is_not_ended(patch: pytest.MonkeyPatch) -> None:
-    """A frozen writer counts as dead, its blocks are given to others, and then it goes on."""
+    """A frozen worker of the server's own counts as lost, and lives on with what it holds."""
     honest = Membership.remove
 
     def remove(self: Membership, worker: Worker, reason: str) -> None:
@@ -66,6 +66,19 @@ def a_lost_process_is_not_ended(patch: pytest.MonkeyPatch) -> None:
         honest(self, worker, reason)
 
     patch.setattr(Membership, "remove", remove)
+
+
+@variant
+def a_lost_writer_counts_as_dead(patch: pytest.MonkeyPatch) -> None:
+    """The blocks of a frozen one-sided writer are given to others, and then it goes on."""
+    honest = DecodeCore.handle
+
+    def handle(self: DecodeCore, event: Event, now: float) -> list[Any]:
+        if isinstance(event, LinkLost):
+            event = PeerGone(event.worker_id, event.incarnation)
+        return honest(self, event, now)
+
+    patch.setattr(DecodeCore, "handle", handle)
 
 
 @variant
