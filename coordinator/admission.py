@@ -1,11 +1,11 @@
 """Who gets in, and what a refused client is told.
 
-Refused for good (400) is what no wait could help: too long for the model, a pool or the tenant's quota, or its deadline
-too near. Refused for now (429) is what has no room, quota or time left; `Retry-After` is then the longest of
-the waits that were found, so that who comes back after it gets in, all else equal.
+A request is refused for good (400) if no wait could help it: it is too long for the model, a pool or the tenant's
+quota, or its deadline is too near. It is refused for now (429) if there is no room, quota or time for it at present.
+`Retry-After` is then the longest of the waits that were found, so a client that comes back after it gets in, all else
+equal.
 
-A tenant may fill the queue up to its share by weight, among those that asked for something in the last minute: one
-that is alone has all of it, and nobody can keep others out.
+A tenant may fill the queue up to its share (`accounts.py`), so nobody can keep others out.
 """
 
 from __future__ import annotations
@@ -47,9 +47,8 @@ class Admission:
         """Why the request must not be admitted now, or None. Workers hold `num_cached` of its prompt tokens."""
         submission, account = request.submission, request.account
         num_prompt, max_tokens = len(submission.prompt_token_ids), submission.sampling.max_tokens
-        is_ready, why = self._registry.ready()
-        if not is_ready:
-            return NoWorker(f"the server cannot run requests now: {why}")
+        if (no_worker := self._no_worker()) is not None:
+            return no_worker
         num_to_compute = num_prompt - num_cached
         never = (
             self._never_fits(num_prompt, max_tokens)
@@ -71,9 +70,8 @@ class Admission:
 
     def refusal_of_any(self, account: Account, priority: int, now: float) -> RequestError | None:
         """Why no request of that tenant and priority would be admitted now, whatever its prompt; None if one may be."""
-        is_ready, why = self._registry.ready()
-        if not is_ready:
-            return NoWorker(f"the server cannot run requests now: {why}")
+        if (no_worker := self._no_worker()) is not None:
+            return no_worker
         wait_s = self.predicted_wait_s(account, priority, now)
         too_long = None if wait_s is None else self._too_long(wait_s)
         return _longest([account.refusal(0, now), *self._no_room(0, account, now), too_long])
@@ -96,6 +94,10 @@ class Admission:
             f"no worker was free for {max_wait_s:g} s; try again later, or start more workers",
             retry_after_s=max_wait_s if predicted_s is None else min(predicted_s, max_wait_s),
         )
+
+    def _no_worker(self) -> NoWorker | None:
+        is_ready, why = self._registry.ready()
+        return None if is_ready else NoWorker(f"the server cannot run requests now: {why}")
 
     def _never_fits(self, num_prompt: int, max_tokens: int) -> RequestError | None:
         if num_prompt == 0:
@@ -135,7 +137,7 @@ class Admission:
     def _full(
         self, held: Ahead, account: Account | None, num_prompt: int, most: int, most_tokens: int, now: float
     ) -> QueueFull | None:
-        """Whether one request more is too much for that part of the queue: all, or a tenant's share."""
+        """Why one request more is too much for that part of the queue: a tenant's share, or (None) all of it."""
         whose = "" if account is None else " of yours"
         over_requests = held.num_requests + 1 - most
         over_tokens = held.num_tokens + num_prompt - most_tokens if held.num_requests else 0
@@ -170,7 +172,7 @@ def _longest(found: Sequence[TryLater | None]) -> TryLater | None:
 
 
 def _never_in_time(submission: Submission, least_s: float, now: float) -> InvalidRequest | None:
-    """Whether the deadline is too near for any wait to help: passed, or before the prompt can be computed at best."""
+    """Why no wait can help: the deadline has passed, or comes before the prompt can be computed even at best."""
     if submission.deadline is None or least_s < (left_s := submission.deadline - now):
         return None
     if left_s <= 0:
@@ -186,7 +188,7 @@ def _never_in_time(submission: Submission, least_s: float, now: float) -> Invali
 def _too_late(
     submission: Submission, wait_s: float, prefill_s: float, now: float
 ) -> DeadlineUnmeetable | None:
-    """Whether the request would wait too long to have even its first token by its deadline."""
+    """Why the request would not have even its first token by its deadline."""
     if submission.deadline is None:
         return None
     left_s = submission.deadline - now

@@ -1,4 +1,4 @@
-"""The clients' side of the core: requests that come, those that are not wanted any more, and those out of time."""
+"""The clients' side of the core: requests that arrive, that are not wanted any more, or that run out of time."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ class Clients:
             self._tally.timings[Timing.TTFT].observe(now - timeline.received_at)
 
     def tick(self, now: float) -> None:
-        """Ends what has reached its deadline, wherever it is, and what has waited for too long."""
+        """Ends what has reached its deadline, in whatever state, and what has waited in the queue for too long."""
         for request in list(self._custody.requests.values()):
             deadline = request.submission.deadline
             if request.ending is None and deadline is not None and deadline <= now:
@@ -142,13 +142,13 @@ class Clients:
             self._custody.end(request, Move.FAIL, FinishReason.ERROR, now, error=NoWorker(reason))
 
     def time_out_all(self, error: RequestError, now: float) -> None:
-        """Ends everything."""
+        """Ends every request that has not ended yet, with `error`."""
         for request in list(self._custody.requests.values()):
             if request.ending is None:
                 self._time_out(request, error, now)
 
     def knocked(self, request_id: str, tenant: Tenant, priority: int, now: float) -> None:
-        """A new request whose prompt is not known yet: refused at once if its prompt does not matter."""
+        """A new request whose prompt is not tokenized yet: refused at once if any prompt would be."""
         error: RequestError | None = NoWorker(STOPPING) if self.is_draining else None
         error = error or self._admission.refusal_of_any(self._accounts.of(tenant, now), priority, now)
         if error is not None:

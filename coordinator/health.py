@@ -8,11 +8,11 @@ from twinpool.metrics import WorkerMetric
 
 
 class Health:
-    """Judges by what moves: dispatches, tokens and reports of workers, their step counters, and what they say
-    themselves about standing still.
+    """Judges by what moves: dispatches, tokens, the workers' step counters, and what workers report of their own
+    standstill.
 
-    It is bad while somebody waits for a pool without worker, a worker has stood still for `stall_s`, or nothing has
-    moved anywhere for so long although there is work. It recovers by itself.
+    Health is bad while requests wait for a pool that has no worker, while a worker has stood still for `stall_s`, or
+    while nothing has moved anywhere for that long although there is work. It recovers by itself.
     """
 
     def __init__(self, registry: Registry, stall_s: float) -> None:
@@ -21,19 +21,19 @@ class Health:
         self._moved_at = 0.0
 
     def moved(self, now: float) -> None:
-        """Something got on, or there was nothing to do."""
+        """Something moved, or there was nothing to do."""
         self._moved_at = now
 
     def heard(self, worker: Worker, stats: WorkerStats, now: float) -> None:
-        """A worker's heartbeat, before its stats replace those before."""
+        """A worker's heartbeat came; `worker.stats` are still those of the one before."""
         steps = WorkerMetric.STEPS.value
         before = 0.0 if worker.stats is None else worker.stats.counters.get(steps, 0.0)
         if stats.counters.get(steps, 0.0) > before:
             self.moved(now)
 
     def verdict(self, num_live: int, num_waiting: int, now: float) -> tuple[bool, str]:
-        """Whether all is well with `num_live` requests, of which `num_waiting` wait for workers, and a sentence: what
-        stands still.
+        """Whether all is well, and a sentence that says what stands still. Of `num_live` requests `num_waiting` wait
+        for workers.
         """
         if not num_live:
             return True, "there is nothing to do"

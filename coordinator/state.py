@@ -58,12 +58,11 @@ from twinpool.request import FinishReason, RequestKey, RequestState
 LOST = "worker lost"
 PREEMPTION_PAUSE_S = 0.2
 """A worker that had to preempt gets nothing new for so long: it has no room, and would only preempt again."""
-
-
 CHECK_S = 5.0
 """How often the books are recounted while serving: it takes a moment per request."""
 AGED_SHARE = 0.5
-"""Who has waited for this part of `max_wait_s` is not passed by any more, whatever the others' priority."""
+"""A request that has waited for this part of `max_wait_s` is passed by no later one of its tenant, whatever the
+priority."""
 
 
 class CoordinatorCore:

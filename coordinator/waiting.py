@@ -1,9 +1,9 @@
 """The queue: whose turn is next, and what goes before whom.
 
-What is resumed goes first: it has had its turn. Between tenants the least served goes next (`accounts.py`); one that
-has had nothing waiting starts level with the least served of those that have, so that idleness earns no credit. Of
-one tenant's requests the lowest `priority` goes first, as in vLLM, then the first come. A priority delays others by
-a bounded time: who has waited for `aged_s` goes before all later ones.
+Resumed requests go first: they have had their turn. Between tenants the least served goes next (`accounts.py`). A
+tenant that had nothing waiting starts level with the least served of those that had, so idleness earns no credit. Of
+one tenant's requests the one with the lowest `priority` goes first, as in vLLM, and among equals the first that came. A
+priority delays others only for a bounded time: a request that has waited for `aged_s` goes before all later ones.
 """
 
 from __future__ import annotations
@@ -39,8 +39,9 @@ class Ahead:
 
 
 class WaitingQueue:
-    """Requests that wait for workers. It holds what it is given: `admission.py` has the bounds, for new requests;
-    resumed ones were admitted once already and are at most those in flight.
+    """Requests that wait for workers.
+
+    It has no bound of its own: `admission.py` bounds new requests, and resumed ones are at most those in flight.
     """
 
     def __init__(self, aged_s: float) -> None:
@@ -77,7 +78,7 @@ class WaitingQueue:
         self._lines[request.account].arrivals[request.request_id] = request
 
     def push_front(self, request: Request) -> None:
-        """Puts a resumed request before all new ones, among others by its tenant's turn and its arrival."""
+        """Puts a resumed request before all new ones. Among resumed ones its tenant's turn and its arrival decide."""
         self._insert(request, (0, 0, request.number, request))
 
     def remove(self, request: Request) -> None:
@@ -98,7 +99,7 @@ class WaitingQueue:
         return Ahead(len(line.places), line.num_tokens)
 
     def ahead_of(self, account: Account, priority: int) -> Ahead:
-        """What would go before a new request of that tenant, by all that is known now."""
+        """What would go before a new request of that tenant, as far as is known now."""
         line = self._lines.get(account, _Line())
         return self.ahead_of_place(account, bisect(line.places, (1, priority, inf)))
 
@@ -119,7 +120,10 @@ class WaitingQueue:
         return Ahead(num_requests, num_tokens)
 
     def until_left(self, num_requests: int, num_tokens: int, account: Account | None = None) -> Ahead:
-        """What goes before the request with which that many requests and tokens (of that tenant) have left."""
+        """What goes before the request whose departure completes `num_requests` and `num_tokens` that have left.
+
+        With `account` only that tenant's requests and tokens count; it must have something waiting.
+        """
         order = iter(self.in_order()) if account is None else (p[-1] for p in self._lines[account].places)
         requests, tokens = 0, 0
         for request in order:
@@ -130,7 +134,7 @@ class WaitingQueue:
         return Ahead(requests, tokens) if account is None else self.ahead_of_place(account, requests)
 
     def in_order(self) -> Iterator[Request]:
-        """All that wait, in the order in which they will go by all that is known now."""
+        """All that wait, in the order in which they will go as far as is known now."""
         heap = [(*_turn(account, line), 0, account) for account, line in self._lines.items()]
         heapq.heapify(heap)
         while heap:
@@ -156,14 +160,14 @@ class WaitingQueue:
         self._places[request.request_id] = place
 
     def _level_of(self, account: Account) -> float:
-        """The service that the account is counted with: its own, and what it is lifted to if nothing of it waits."""
+        """The account's service, lifted to the least of those that wait if nothing of its own waits."""
         if account in self._lines:
             return account.service
         return max(account.service, min((a.service for a in self._lines), default=self._level))
 
 
 def _turn(account: Account, line: _Line) -> tuple[int, float, float]:
-    """The least goes next. The number is never equal."""
+    """What decides whose turn it is: the least goes next. Numbers of arrival differ, so there is no tie."""
     rank, _, number, _ = line.places[0]
     return rank, account.service, number
 
