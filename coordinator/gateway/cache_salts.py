@@ -11,11 +11,12 @@ _SALT_BYTES = 16
 
 
 class CacheSalts:
-    """Draws the border between tenants' caches.
+    """Keeps tenants' caches apart.
 
-    A prefix's hash begins with a salt. That hash is fast and not collision-resistant, so whoever knew another's salt
-    could probe for his prompts, or plant blocks under their hashes. Hence salts are keyed hashes (BLAKE2b) under a
-    secret that this server draws at its start and tells nobody; a client's own `cache_salt` parts a tenant's cache.
+    A prefix's hash begins with a salt. That hash is fast and not collision-resistant, so whoever knew another tenant's
+    salt could probe for its prompts, or plant blocks under their hashes. Hence salts are keyed hashes (BLAKE2b), under
+    a secret that this server draws at its start and tells nobody. A client's own `cache_salt` divides its tenant's
+    cache further.
     """
 
     def __init__(self) -> None:

@@ -39,13 +39,13 @@ class Connection(Protocol):
         ...
 
     def give_up(self) -> None:
-        """The client is too slow: the next write does not wait, the connection closes behind it, and is broken off
-        if the client does not take that either."""
+        """The client is too slow. The next write does not wait, and the connection closes behind it; if the client
+        does not take that either, the connection is broken off."""
         ...
 
 
 class UnboundedConnection:
-    """Stands in where the HTTP server says nothing about its connections: a write that waits is all there is."""
+    """Stands in where the HTTP server does not show its connections: there a slow client just makes writes wait."""
 
     def __init__(self) -> None:
         self.backlog_bytes = 0

@@ -27,7 +27,7 @@ class HttpError(RequestError):
 
 
 def error_headers(error: RequestError) -> dict[str, str]:
-    """The headers that go with this error's answer, those of any answer apart."""
+    """The headers that this error adds to those of every answer."""
     match error:
         case TryLater(retry_after_s=wait_s):
             # Whole seconds for everybody; the openai client prefers the exact milliseconds.
@@ -44,7 +44,7 @@ def error_headers(error: RequestError) -> dict[str, str]:
 def error_response(
     error: RequestError, request_id: str | None = None, headers: Mapping[str, str] | None = None
 ) -> Response:
-    """The answer that says so; `headers` are added to the error's own."""
+    """The answer that tells of `error`; `headers` are added to the error's own."""
     response = Response(
         error_json(error),
         error.status,

@@ -15,7 +15,7 @@ from twinpool.metrics import GatewayMetric
 TENANT = "twinpool.tenant"
 """Where a request's scope holds its tenant."""
 OPEN_PATHS = frozenset({"/health", "/ready", "/version", "/docs", "/openapi.json"})
-"""What probes and people may ask without a key: nothing here depends on anybody's requests but whether they move."""
+"""What probes and people may ask without a key. It tells nothing of anybody's requests but whether they move."""
 METRICS_PATH = "/metrics"
 
 

@@ -1,7 +1,7 @@
-"""One HTTP connection, bounded in everything that its client decides: uvicorn's protocol and what it lacks.
+"""One HTTP connection, bounded in everything that its client decides: uvicorn's protocol, and what it lacks.
 
-Bounded are the bytes and the time of a request's head, the time that a written byte may wait to be taken, and what
-comes after a request (pipelining). A client that takes nothing for too long is cut (`check`): the answer that runs
+Bounds hold for the bytes and the time of a request's head, for how long a written byte may wait to be taken, and for
+what comes behind a request (pipelining). A client that takes nothing for too long is cut (`check`): the running answer
 puts its last event behind what is buffered, and the connection is broken off unless that is taken within `GRACE_S`.
 """
 
@@ -28,9 +28,13 @@ from twinpool.metrics import GatewayMetric
 MAX_HEAD_BYTES = 32 << 10
 MAX_HEADERS = 100
 WRITE_HIGH_BYTES = 64 << 10
+"""A client for which more than this is buffered here is behind: writes to it wait."""
 GRACE_S = 5.0
+"""A client that is cut may take so long to read the error event behind what is buffered for it."""
 LINGER_S = 1.0
+"""A refused client that is still sending has so long to read why."""
 NO_LINGERING = struct.pack("ii", 1, 0)
+"""SO_LINGER, on and 0 s: an abort then sends a reset."""
 
 
 class TooManyConnections(TryLater):
@@ -42,12 +46,13 @@ class TooManyConnections(TryLater):
 
 
 class _Pipelined(Exception):
-    """A request came before the one before it was answered: it is not read, and the answer closes the connection."""
+    """A second request came before the first was answered. It is not read, and the answer closes the connection."""
 
 
 class ClientTransport:
-    """A transport that counts what is written: less what is buffered, that is what the client's side has taken.
-    `lingers` may take its closing over, by returning true.
+    """A transport that counts what is written. That, less what is buffered, is what the client's side has taken.
+
+    `close` asks `lingers` first, which returns true if it will close the transport itself, later.
     """
 
     def __init__(self, transport: asyncio.Transport, lingers: Callable[[], bool]) -> None:

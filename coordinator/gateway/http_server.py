@@ -20,13 +20,14 @@ from twinpool.errors import ConfigError
 
 BACKLOG = 2048
 IDLE_CONNECTION_S = 75
-"""An idle connection is kept that long: longer than common proxies and client pools keep theirs."""
+"""How long an idle connection is kept: longer than common proxies and client pools keep theirs."""
 SEND_BUFFER_BYTES = 64 << 10
-"""What the kernel holds for one client. It would grow to megabytes, behind which nobody sees that a client stalls."""
+"""What the kernel holds for one client. Left alone it grows to megabytes, and hides for long that a client stalls."""
 MOST_CONNECTIONS = 4096
-"""Where `--max-connections` does not say: as many as this process may open files for, up to here."""
+"""Without `--max-connections`: as many as this process may open files for, up to here."""
 FILES_BESIDE_CONNECTIONS = 256
 CHECKS_PER_STALL = 20
+"""How often in `client_stall_s` it is looked at what clients have taken."""
 
 
 class _Server(uvicorn.Server):
@@ -67,7 +68,7 @@ class HttpServer:
         await asyncio.gather(*self._server.server_state.tasks, return_exceptions=True)
         self._checking.cancel()
         for connection in list(self._server.server_state.connections):
-            connection.transport.abort()  # closing, but its client does not take the rest
+            connection.transport.abort()  # closing already, but its client does not take the rest
 
 
 async def serve_http(
@@ -109,7 +110,7 @@ async def serve_http(
 
 
 async def _check(connections: set[GatewayProtocol], every_s: float) -> None:
-    """Cuts clients that take nothing, for ever."""
+    """Cuts clients that take nothing. Never returns."""
     now = asyncio.get_running_loop().time
     while True:
         await asyncio.sleep(every_s)
@@ -146,9 +147,8 @@ def _listen(host: str, port: int) -> socket.socket:
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
-        listener.setsockopt(
-            socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1
-        )  # notices a client whose machine is gone
+        # The system notices a client whose machine is gone.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         listener.bind(address)
         listener.listen(BACKLOG)
     except OSError as exc:

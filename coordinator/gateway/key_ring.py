@@ -27,6 +27,7 @@ KEY_BYTES = 32
 KEY_PREFIX = "tp-"
 SHORTEST_KEY = 16
 LONGEST_KEY = 256
+"""Characters of a key that somebody else made, for `TWINPOOL_API_KEYS`; a longer one in a request is not hashed."""
 _SALT_BYTES = 16
 _DIGEST_BYTES = 32
 _SCHEME = "blake2b"
@@ -36,7 +37,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class KeyHash:
-    """What is kept of a key, and the tenant that it stands for."""
+    """What is kept of a key, and its tenant."""
 
     tenant: str
     salt: bytes
@@ -74,7 +75,7 @@ class Keys:
 
 
 class KeyRing:
-    """Knows the tenant of every key, from a file (may be read again) and from the environment.
+    """Knows the tenant of every key. Keys come from a file, which may be read again, and from the environment.
 
     Raises:
         ConfigError: the file or a key is wrong, or there is none.
@@ -87,10 +88,10 @@ class KeyRing:
         self.reload()
 
     def reload(self) -> None:
-        """Reads the file again. What it says holds for requests that come from now on; running ones go on.
+        """Reads the file again. It holds for requests that come from now on; running ones go on.
 
         Raises:
-            ConfigError: it is wrong; the keys stay as they were.
+            ConfigError: the file is wrong; the keys stay as they were.
         """
         keys = Keys((), {}) if self._path is None else read_keys(self._path)
         where = f"--api-keys {self._path}" if self._path else "TWINPOOL_API_KEYS"
@@ -100,12 +101,12 @@ class KeyRing:
         log.info("%d API key(s) of %d tenant(s)", len(self._all), len({h.tenant for h in self._all}))
 
     def tenant(self, authorization: str | None) -> Tenant:
-        """The tenant whose key this `Authorization` header bears.
+        """The tenant whose key is in this `Authorization` header.
 
-        Every key is compared, so the time tells nothing about which ones exist.
+        Every key is compared, so the time that it takes tells nothing about which ones exist.
 
         Raises:
-            Unauthorized: there is none, or it is nobody's.
+            Unauthorized: the header has no key, or one that is nobody's.
         """
         scheme, _, key = (authorization or "").partition(" ")
         key = key.strip()
@@ -134,7 +135,7 @@ def read_keys(path: Path) -> Keys:
     """Reads a key file.
 
     Raises:
-        ConfigError: it cannot be read, others may write it or everybody may read it, or it says what it must not.
+        ConfigError: the file cannot be read, its mode lets others at it, or something in it is wrong.
     """
     try:
         with path.open("rb") as file:
@@ -146,18 +147,18 @@ def read_keys(path: Path) -> Keys:
         raise ConfigError(f"--api-keys {path} is no TOML: {exc}") from exc
     if mode & (stat.S_IWGRP | stat.S_IRWXO):
         raise ConfigError(f"--api-keys {path} has the mode {mode:04o}, open to others; chmod 600 it")
-    _only(path, "the file", content, ("key", "tenant"))
+    _require_only(path, "the file", content, ("key", "tenant"))
     listed, described = content.get("key", []), content.get("tenant", {})
     if not (isinstance(listed, list) and isinstance(described, dict)):
         raise ConfigError(f"--api-keys {path} must have [[key]] and [tenant.NAME] tables only")
     return Keys(
-        tuple(_key(path, entry) for entry in listed),
-        {name: _tenant(path, name, entry) for name, entry in described.items()},
+        tuple(_read_key(path, entry) for entry in listed),
+        {name: _read_tenant(path, name, entry) for name, entry in described.items()},
     )
 
 
 def append_key(path: Path, tenant: str, key: str) -> None:
-    """Adds the hash of `key` to the file, which is made with mode 0600 if it is not there.
+    """Adds the hash of `key` to the file. A new file gets the mode 0600.
 
     Raises:
         ConfigError: the tenant's name or the file is wrong, or the file cannot be written.
@@ -174,7 +175,7 @@ def append_key(path: Path, tenant: str, key: str) -> None:
 
 
 def require_tenant_name(setting: str, name: object) -> None:
-    """Raises ConfigError unless it is one."""
+    """Raises ConfigError unless `name` can be a tenant's; `setting` is where it was given."""
     require(setting, name, isinstance(name, str) and is_name(name) and name != ANYONE.name,
             f"1 to 64 letters, digits, - and _, but not {ANYONE.name!r}")  # fmt: skip
 
@@ -197,8 +198,8 @@ def _from_environment(text: str) -> Iterable[KeyHash]:
         yield KeyHash.of(tenant, key)
 
 
-def _key(path: Path, entry: Any) -> KeyHash:
-    _only(path, "[[key]]", entry, ("tenant", "hash"))
+def _read_key(path: Path, entry: Any) -> KeyHash:
+    _require_only(path, "[[key]]", entry, ("tenant", "hash"))
     tenant, text = entry.get("tenant"), entry.get("hash")
     require_tenant_name(f"--api-keys {path}: tenant of a [[key]]", tenant)
     try:
@@ -209,10 +210,10 @@ def _key(path: Path, entry: Any) -> KeyHash:
         ) from exc
 
 
-def _tenant(path: Path, name: str, entry: Any) -> Tenant:
+def _read_tenant(path: Path, name: str, entry: Any) -> Tenant:
     require_tenant_name(f"--api-keys {path}: [tenant.NAME]", name)
     kinds = {field.name: _KINDS[str(field.type)] for field in fields(Tenant) if field.name != "name"}
-    _only(path, f"[tenant.{name}]", entry, tuple(kinds))
+    _require_only(path, f"[tenant.{name}]", entry, tuple(kinds))
     for field, value in entry.items():
         kind, words = kinds[field]
         is_right = isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
@@ -227,7 +228,7 @@ _KINDS: Mapping[str, tuple[Any, str]] = {
 }
 
 
-def _only(path: Path, where: str, entry: Any, allowed: tuple[str, ...]) -> None:
+def _require_only(path: Path, where: str, entry: Any, allowed: tuple[str, ...]) -> None:
     if not isinstance(entry, dict) or (unknown := entry.keys() - set(allowed)):
         found = f"has {min(unknown)!r}" if isinstance(entry, dict) else "is no table"
         raise ConfigError(f"--api-keys {path}: {where} {found}; allowed: {', '.join(allowed)}")

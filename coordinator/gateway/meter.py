@@ -41,11 +41,11 @@ class GatewayMeter(Collector):
         self._counts[metric] += 1
 
     def watch(self, connections: Collection[Buffering]) -> None:
-        """From now on the open connections are these; the caller adds and removes."""
+        """Takes the collection of open connections, to which the caller goes on adding and from which it removes."""
         self._connections = connections
 
     def text(self) -> bytes:
-        """All of them now, in the Prometheus text format."""
+        """All metrics as they are now, in the Prometheus text format."""
         return generate_latest(self._registry)
 
     def collect(self) -> Iterator[Metric]:

@@ -1,9 +1,9 @@
 """Carries one request to its client: submits it, writes what comes, notices at once when the client leaves.
 
-Written against ASGI directly: what one output adds to a stream is one `send`, and a watcher listens for the
-disconnect, so a client that leaves while queued, prefilling or streaming costs nothing more. What a client that is
-behind has not taken is kept as one piece that grows, up to a bound; beyond it, or when it takes nothing for too long,
-it is cut.
+It is written against ASGI directly: what one output adds to a stream is one `send`. A watcher listens for the
+disconnect, so a client that leaves costs nothing more, in whatever state its request is. What a client that is behind
+has not taken is kept as one piece, which grows up to a bound. A client that is further behind, or takes nothing for too
+long, is cut.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from twinpool.request import FinishReason
 
 
 class Backlog:
-    """What a stream has not written yet, as one piece that grows: in one buffer, not as thousands of little strings."""
+    """What a stream has not written yet, as one piece in one buffer: not as thousands of little strings."""
 
     def __init__(self) -> None:
         self._text = StringIO()
@@ -55,8 +55,9 @@ class Backlog:
 class Reply(Response):
     """The response to one generation request, as a `StreamedReply` or a `WholeReply`.
 
-    The request is submitted when the response runs, unless its client has left by then. If it does not come to its
-    end here, for whatever reason, it is abandoned or cut, exactly once. What is `held` for it is let go of then.
+    The request is submitted when the response runs, unless its client has left by then. If the response ends before the
+    request does, for whatever reason, the request is abandoned or cut, exactly once. `held` is closed at the end: it
+    releases the request's id.
     """
 
     fixed_headers: ClassVar[dict[str, str]]
@@ -106,9 +107,8 @@ class Reply(Response):
         assert task is not None, "an ASGI application runs in a task"
         self._heard: asyncio.Future[Message] = asyncio.ensure_future(receive())
         try:
-            await asyncio.sleep(
-                0
-            )  # lets the news arrive that the client has left while its prompt was tokenized
+            # Lets the news arrive that the client has left while its prompt was tokenized.
+            await asyncio.sleep(0)
             if not self._client_has_left():
                 await self._serve(receive, task)
         finally:
@@ -182,7 +182,7 @@ class Reply(Response):
             self._service.delivered(self._request_id)
 
     def _let_go(self) -> None:
-        """Whoever still works for this request stops."""
+        """Tells the service to stop work for this request, unless its outcome is known already."""
         if not self._unfinished:
             return
         self._unfinished = False
@@ -270,7 +270,7 @@ class StreamedReply(Reply):
             raise _too_slow(f"is more than {self._limits.max_buffered_bytes} bytes behind")
 
     async def _flush(self) -> None:
-        """Writes what there is, in one part; waits for a client that is behind. The end is written once."""
+        """Writes the whole backlog in one part, and waits while the client is behind. Does nothing after the end."""
         async with self._writing:
             if self._has_closed:
                 return

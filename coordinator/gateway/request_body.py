@@ -14,13 +14,14 @@ from twinpool.coordinator.gateway.error_answers import HttpError
 from twinpool.errors import BodyTooLarge, QueueFull
 
 SLOWEST_BYTES_PER_S = 64 << 10
+"""A body may take `body_timeout_s`, and the time that its bytes take at this rate."""
 BODIES_AT_ONCE = 16
 """Bodies of the largest size that may be held at the same time."""
 RETRY_AFTER_S = 1.0
 
 
 class BodyReader:
-    """Reads bodies, and counts the bytes of those that are not let go of yet."""
+    """Reads bodies, and counts the bytes of those that are still held in memory."""
 
     def __init__(self, limits: GatewayConfig) -> None:
         self._limits = limits
@@ -56,9 +57,9 @@ class BodyInHand:
         """All of it.
 
         Raises:
-            BodyTooLarge: it has more bytes than are read.
+            BodyTooLarge: it has more than `max_body_bytes`.
             HttpError: 408, it comes too slowly.
-            QueueFull: too many are being read.
+            QueueFull: too much is being read at the same time.
             ClientDisconnect: the client has left.
         """
         limit = self._limits.max_body_bytes

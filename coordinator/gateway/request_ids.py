@@ -1,8 +1,8 @@
 """Which request is which: the ids that clients choose, kept apart by tenant.
 
-A request has two ids. The client's own (of its `X-Request-Id`, or drawn here) is what it sees everywhere. The internal
-one, which the coordinator and the workers know, also names the tenant: whatever ids tenants choose, theirs never meet
-and tell nobody of each other.
+A request has two ids. The shown one comes from its `X-Request-Id`, or is drawn here, and is all that its client sees.
+The internal one, which the coordinator and the workers know, also names the tenant: whatever ids tenants choose, two
+tenants' ids never meet, and none tells of another's.
 """
 
 from __future__ import annotations
@@ -29,8 +29,10 @@ def internal_id(tenant: Tenant, shown_id: str) -> str:
 
 @dataclass(slots=True, eq=False)
 class Claim:
-    """A running request's hold on its id. `wanted` is what the client asked for, `shown_id` what it got. When its
-    `connection` is gone it is about to end, and is nobody's duplicate.
+    """A running request's hold on its id.
+
+    `wanted` is the id that the client asked for, `shown_id` the one that it got. Once its `connection` is gone the
+    request is about to end, and another one with its id is no duplicate.
     """
 
     tenant: Tenant
@@ -53,7 +55,7 @@ class Claim:
 class RequestIds:
     """Gives every request an id of its own, the client's where that is possible.
 
-    An id that a recent request of the same tenant has had gets a suffix: late news of one never meets another.
+    An id that a recent request of the same tenant had gets a suffix, so late news of the one never meets the other.
     """
 
     def __init__(self, remembered: int = REMEMBERED_IDS) -> None:
