@@ -65,11 +65,12 @@ class Fleet:
 
 
 def is_whole(server: Server, arguments: tuple[str, ...]) -> bool:
-    """Whether all the workers that were asked for have joined, and are linked."""
+    """Whether all the workers that were asked for have joined, were heard of, and are linked."""
     wanted = {key: int(value) for key, _, value in (a.partition("=") for a in arguments) if value.isdecimal()}
     prefill, decode = wanted.get("--prefill", 0), wanted.get("--decode", 0)
     return (
         num_workers(server) == prefill + decode + wanted.get("--colocated", 0)
+        and num_blocks(server) == NUM_BLOCKS * num_workers(server)
         and server.get("/metrics").text.count("\ntwinpool_link_gb_per_s{") == prefill * decode
     )
 
