@@ -1,4 +1,4 @@
-"""Flags that `serve` and `worker` share: `serve` hands those of its workers on unchanged."""
+"""Flags that fill settings, and those that `serve` and `worker` share: `serve` hands its workers' on unchanged."""
 
 from __future__ import annotations
 
@@ -84,18 +84,24 @@ _TRANSFER = (
 )  # fmt: skip
 
 
+def add_flags(group: argparse._ArgumentGroup, flags: Sequence[Flag]) -> list[argparse.Action]:
+    """Adds `flags`, for `config_from` to read; returns them, for `forwarded`."""
+    added: list[argparse.Action] = []
+    for flag in flags:
+        shown = "" if flag.default in (None, "") else f" (default {flag.default})"
+        action = group.add_argument(
+            flag.name, dest=f"{flag.config.__name__}.{flag.field}", default=flag.default, metavar=flag.metavar,
+            type=flag.type, help=flag.help + shown,
+        )  # fmt: skip
+        added.append(action)
+    return added
+
+
 def add_worker_flags(parser: argparse.ArgumentParser) -> list[argparse.Action]:
     """Adds the flags that shape one worker; returns them, for `forwarded`."""
     added: list[argparse.Action] = []
     for title, flags in (("engine", _ENGINE), ("scheduling", _SCHEDULING), ("KV transfer", _TRANSFER)):
-        group = parser.add_argument_group(title)
-        for flag in flags:
-            shown = "" if flag.default in (None, "") else f" (default {flag.default})"
-            action = group.add_argument(
-                flag.name, dest=f"{flag.config.__name__}.{flag.field}", default=flag.default, metavar=flag.metavar,
-                type=flag.type, help=flag.help + shown,
-            )  # fmt: skip
-            added.append(action)
+        added += add_flags(parser.add_argument_group(title), flags)
     no_cache = parser.add_argument("--no-prefix-cache", action="store_true", help="compute every prompt anew")
     strict = parser.add_argument(
         "--strict",

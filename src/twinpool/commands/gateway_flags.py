@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 
-from twinpool.commands.flags import Flag, config_from
+from twinpool.commands.flags import Flag, add_flags, config_from
 from twinpool.config import GatewayConfig
 
 API_KEYS_VARIABLE = "TWINPOOL_API_KEYS"
@@ -25,14 +25,9 @@ _FLAGS = (
 
 
 def add_gateway_flags(parser: argparse.ArgumentParser) -> None:
-    """Adds them."""
+    """Adds the flags of `gateway_config`."""
     group = parser.add_argument_group("clients")
-    for flag in _FLAGS:
-        shown = "" if flag.default in (None, "") else f" (default {flag.default})"
-        group.add_argument(
-            flag.name, dest=f"{flag.config.__name__}.{flag.field}", default=flag.default, metavar=flag.metavar,
-            type=flag.type, help=flag.help + shown,
-        )  # fmt: skip
+    add_flags(group, _FLAGS)
     group.add_argument("--metrics-open", action="store_true", help="/metrics needs no API key")
 
 

@@ -43,8 +43,8 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def add_flag(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
-    """Adds the flag of `given_token`."""
+def add_join_token_flag(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
+    """Adds the flag that `given_token` reads."""
     parser.add_argument(
         "--join-token-file",
         metavar="FILE",
@@ -56,7 +56,7 @@ def given_token(args: argparse.Namespace) -> JoinToken | None:
     """The token of the flag, else of the environment, else None.
 
     Raises:
-        ConfigError: there is one and it is no good, or others than its owner may read or write its file.
+        ConfigError: the token is malformed, or its file cannot be read or is open to others than its owner.
     """
     if (name := args.join_token_file) is not None:
         return JoinToken(_read(Path(name)))

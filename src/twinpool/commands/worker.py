@@ -16,7 +16,7 @@ from twinpool.commands.flags import (
     scheduler_config,
     transfer_config,
 )
-from twinpool.commands.join_token import add_flag, token_to_join_with
+from twinpool.commands.join_token import add_join_token_flag, token_to_join_with
 from twinpool.config import LinkConfig, Role, WorkerConfig
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         metavar="N",
         help="workers that share this host's memory (default 1)",
     )
-    add_flag(parser)
+    add_join_token_flag(parser)
     parser.add_argument("--lifeline-fd", type=int, help=argparse.SUPPRESS)
     add_worker_flags(parser)
     return parser
