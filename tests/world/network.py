@@ -7,7 +7,7 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from twinpool.coordinator.events import FromWorker
-from twinpool.messages import Message, Register, decode, encode
+from twinpool.messages import Message, decode, encode
 from world.schedule import Actor, Schedule
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ class Network:
         self._random = random
         self._last_at: dict[Connection, float] = {}
         self._broken: set[Identity] = set()
+        self._met: set[tuple[Actor, Actor]] = set()
         self._loss: dict[frozenset[Identity], float] = {}
         self._usual_loss = world.scenario.peer_loss
 
@@ -44,8 +45,9 @@ class Network:
             # The first offer of a process that has died, overtaken by that of the next, would drive that one out, until
             # the dead one's lease ends. It takes a coordinator that hears nobody for as long as a worker takes to load,
             # and nothing tells which of two strangers came first: their clocks are not compared.
-            is_late = isinstance(message, Register) and not sender.is_alive
-            if not is_late and sender.identity not in self._broken:
+            is_too_late = (coordinator, sender) not in self._met and not sender.is_alive
+            if not is_too_late and sender.identity not in self._broken:
+                self._met.add((coordinator, sender))
                 coordinator.handle(event)
 
         self._carry((sender.identity, coordinator.name), coordinator, deliver)

@@ -122,8 +122,8 @@ class Wire:
     Source blocks are pinned from the push until they are read, or the stop has taken effect: nobody may write to them.
     A one-sided writer reads and writes by itself: frozen, it writes when it goes on; dead, never. Bytes of a two-sided
     one that have left it arrive whatever becomes of it. `slowness` stretches all times; `num_to_corrupt` blocks get one
-    byte flipped on their way, `num_to_lose` vanish. With `freeze_s` the sender stands still for so long once it has read
-    the next block.
+    byte flipped on their way, `num_to_lose` vanish. With `freeze_s` the sender stands still for so long when it has
+    read the next block.
     """
 
     def __init__(self, sender: WorkerProcess, peer: WorkerProcess, is_one_sided: bool) -> None:
