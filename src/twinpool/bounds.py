@@ -1,7 +1,7 @@
 """How long and how large values on a wire may be. Decoding refuses what is beyond (`messages.decode`).
 
-The bounds are far above what a server can be configured to, and low enough that no message makes a process compute or
-remember without limit. Names and numbers within them can still make no sense: that is for the cores to find out.
+The bounds are far above what a server can be configured to, yet low enough that no message makes a process compute or
+remember without limit. Names and numbers within bounds can still make no sense; the cores find that out.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ MOST = 2**31 - 1
 """Tokens, blocks, and whatever else is counted one by one."""
 MOST_BYTES = 2**63 - 1
 MOST_IDS = 1 << 24
-MOST_WORKERS = 4096
+MOST_PEERS = 4096
 MOST_JOBS = 1 << 20
 
 Name = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9_-]{1,64}\Z")]

@@ -10,7 +10,6 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from math import isfinite
 
 from twinpool.errors import ConfigError
 from twinpool.join_token import JoinToken
@@ -69,12 +68,8 @@ def _is_count(value: int | None, most: int, least: int = 1) -> bool:
     return value is None or least <= value <= most
 
 
-def _is_time(value: float, *, zero: bool = False) -> bool:
-    return isfinite(value) and (0 < value <= MOST_SECONDS or (zero and value == 0))
-
-
 def is_name(text: str) -> bool:
-    """Whether it can name something in files, ids and labels: 1 to 64 letters, digits, - and _."""
+    """Whether `text` can name something in files, ids and labels: 1 to 64 letters, digits, - and _."""
     return _NAME.fullmatch(text) is not None
 
 
@@ -90,6 +85,10 @@ def require(setting: str, value: object, ok: bool, allowed: str) -> None:
     """Raises ConfigError naming the setting, its value and what is allowed, unless `ok`."""
     if not ok:
         raise ConfigError(f"{setting} is {value!r}; allowed: {allowed}")
+
+
+def _require_time(setting: str, seconds: float) -> None:
+    require(setting, seconds, 0 < seconds <= MOST_SECONDS, f"above 0, at most {MOST_SECONDS:.0f}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,8 +135,7 @@ class EngineConfig:
         require("--threads", self.threads, _is_count(self.threads, MOST_THREADS), f"1 to {MOST_THREADS}")
         require("--cores", self.cpu_cores, all(_is_count(core, MOST_CORES, 0) for core in self.cpu_cores),
                 "core numbers, from 0")  # fmt: skip
-        require("--step-timeout", self.step_timeout_s, _is_time(self.step_timeout_s),
-                f"above 0, at most {MOST_SECONDS:.0f}")  # fmt: skip
+        _require_time("--step-timeout", self.step_timeout_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,10 +170,8 @@ class SchedulerConfig:
                 f"0 to {MOST_TOKENS}")  # fmt: skip
         require("--max-parked-blocks", self.max_parked_blocks, _is_count(self.max_parked_blocks, MOST_TOKENS),
                 f"1 to {MOST_TOKENS}")  # fmt: skip
-        require("--grant-timeout", self.grant_timeout_s, _is_time(self.grant_timeout_s),
-                f"above 0, at most {MOST_SECONDS:.0f}")  # fmt: skip
-        require("--transfer-timeout", self.transfer_timeout_s, _is_time(self.transfer_timeout_s),
-                f"above 0, at most {MOST_SECONDS:.0f}")  # fmt: skip
+        _require_time("--grant-timeout", self.grant_timeout_s)
+        _require_time("--transfer-timeout", self.transfer_timeout_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +186,7 @@ class TransferConfig:
     encryption: Encryption = Encryption.AUTO
 
     def __post_init__(self) -> None:
-        require("--deployment", self.deployment, _NAME.fullmatch(self.deployment) is not None, _NAME_ALLOWED)
+        require("--deployment", self.deployment, is_name(self.deployment), _NAME_ALLOWED)
         require("--kv-host", self.host, bool(self.host), "an address of this machine, like 10.0.0.2")
 
 
@@ -207,7 +203,7 @@ class LinkConfig:
     lifeline_fd: int | None = None
 
     def __post_init__(self) -> None:
-        require("--id", self.worker_id, _NAME.fullmatch(self.worker_id) is not None, _NAME_ALLOWED)
+        require("--id", self.worker_id, is_name(self.worker_id), _NAME_ALLOWED)
         require("--connect", self.coordinator, self.coordinator.startswith(("tcp://", "ipc://")),
                 "an address like tcp://10.0.0.1:7000")  # fmt: skip
 
@@ -233,7 +229,8 @@ class CoordinatorConfig:
     request is started; starts that ended by preemption are not counted (`coordinator/state.py` says what bounds them).
     All requests together may draw `retry_budget` such starts again, which every admitted request refills a little.
     Workers heartbeat every `heartbeat_s` (the Welcome tells them); one that is not heard of for `lease_s` is lost.
-    Health is bad when nothing has moved for `stall_s` although there is work.
+    Health is bad when nothing has moved for `stall_s` although there is work. A link between workers that was measured
+    below `min_link_gb_per_s` (1e9 bytes per second; about a Gbit network) is used, and reported as an error.
     """
 
     host: str = "127.0.0.1"
@@ -247,6 +244,7 @@ class CoordinatorConfig:
     max_attempts: int = 3
     retry_budget: int = 1024
     stall_s: float = 10.0
+    min_link_gb_per_s: float = 0.1
     drain_s: float = 30.0
     heartbeat_s: float = 0.5
     lease_s: float = 5.0
@@ -258,13 +256,12 @@ class CoordinatorConfig:
         require("--max-queue-requests", self.max_queue_requests, self.max_queue_requests >= 1, "1 or more")
         require("--max-queue-tokens", self.max_queue_tokens, self.max_queue_tokens >= 1, "1 or more")
         require("--port", self.port, 0 <= self.port <= 65535, "0 to 65535 (0 takes any free one)")
-        require(
-            "--max-wait", self.max_wait_s, _is_time(self.max_wait_s), f"above 0, at most {MOST_SECONDS:.0f}"
-        )
-        require("--drain", self.drain_s, _is_time(self.drain_s, zero=True), f"0 to {MOST_SECONDS:.0f}")
+        _require_time("--max-wait", self.max_wait_s)
+        require("--min-link", self.min_link_gb_per_s, 0 <= self.min_link_gb_per_s <= 1000, "0 to 1000")
+        require("--drain", self.drain_s, 0 <= self.drain_s <= MOST_SECONDS, f"0 to {MOST_SECONDS:.0f}")
         require("--max-attempts", self.max_attempts, self.max_attempts >= 1, "1 or more")
         require("--retry-budget", self.retry_budget, self.retry_budget >= 0, "0 or more")
-        require("--stall", self.stall_s, _is_time(self.stall_s), f"above 0, at most {MOST_SECONDS:.0f}")
+        _require_time("--stall", self.stall_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,8 +299,7 @@ class GatewayConfig:
             _is_count(self.max_connections, 1 << 20),
             f"1 to {1 << 20}",
         )
-        require("--client-stall", self.client_stall_s, _is_time(self.client_stall_s),
-                f"above 0, at most {MOST_SECONDS:.0f}")  # fmt: skip
+        _require_time("--client-stall", self.client_stall_s)
 
 
 @dataclass(frozen=True, slots=True)

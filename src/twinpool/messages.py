@@ -22,7 +22,7 @@ import msgspec
 
 from twinpool.bounds import (
     MOST_JOBS,
-    MOST_WORKERS,
+    MOST_PEERS,
     Address,
     Amount,
     BlockIds,
@@ -152,7 +152,7 @@ class Denied(Message, frozen=True, tag=True):
 class Peers(Message, frozen=True, tag=True):
     """All live workers that this worker may exchange KV with: the whole list, each time it changes."""
 
-    peers: Annotated[tuple[PeerInfo, ...], msgspec.Meta(max_length=MOST_WORKERS)]
+    peers: Annotated[tuple[PeerInfo, ...], msgspec.Meta(max_length=MOST_PEERS)]
 
 
 class Stop(Message, frozen=True, tag=True):
@@ -270,7 +270,7 @@ class DropReason(StrEnum):
     CANCELLED = "cancelled"
     """It was asked to."""
     PREEMPTED = "preempted"
-    """Others need its room."""
+    """Others need its room, or none came free for it."""
     TRANSFER = "transfer"
     """Its KV was lost or corrupt."""
     DEADLINE = "deadline"

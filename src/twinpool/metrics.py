@@ -50,7 +50,7 @@ METRIC_HELP: dict[WorkerMetric, str] = {
     WorkerMetric.TRANSFER_FAILURES: "Hand-offs that failed (peer lost, digest, timeout).",
     WorkerMetric.DIGEST_MISMATCHES: "Blocks whose bytes were not the bytes that were sent.",
     WorkerMetric.STALE_FENCES: "Writes or messages dropped because their fence was old.",
-    WorkerMetric.PREEMPTIONS: "Sequences that gave their blocks up for an older one.",
+    WorkerMetric.PREEMPTIONS: "Sequences sent back for lack of room: an older one needed theirs, or none came free.",
     WorkerMetric.CANCELLED: "Attempts cancelled here.",
     WorkerMetric.REFUSED: "Jobs refused here.",
     WorkerMetric.EXPIRED: "Reservations that ran out before their KV came.",
@@ -74,6 +74,7 @@ class CoordinatorMetric(StrEnum):
     ATTEMPTS_LOST = "attempts_lost_total"
     WORKERS_LOST = "workers_lost_total"
     WORKERS_DENIED = "workers_denied_total"
+    SLOW_LINKS = "slow_links_total"
     STALE_MESSAGES = "stale_messages_total"
     DUPLICATE_TOKENS = "duplicate_tokens_total"
     PROTOCOL_FAULTS = "protocol_faults_total"
@@ -91,6 +92,7 @@ COORDINATOR_METRIC_HELP: dict[CoordinatorMetric, str] = {
     CoordinatorMetric.ATTEMPTS_LOST: "Attempts that were lost, by reason.",
     CoordinatorMetric.WORKERS_LOST: "Worker processes that left or were lost, by role.",
     CoordinatorMetric.WORKERS_DENIED: "Workers that were not let in.",
+    CoordinatorMetric.SLOW_LINKS: "Links between workers that were measured below --min-link.",
     CoordinatorMetric.STALE_MESSAGES: "Messages of what was over already; normal after cancels.",
     CoordinatorMetric.DUPLICATE_TOKENS: "Tokens that came twice. Anything but 0 is a bug in Twinpool.",
     CoordinatorMetric.PROTOCOL_FAULTS: "Messages that a worker must not send then. Anything but 0 is a bug.",
