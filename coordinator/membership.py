@@ -157,5 +157,12 @@ class Membership:
                     f"{report.gb_per_s:.2f} GB/s measured over {report.probe_bytes} bytes"
                 )
             )
+            if report.gb_per_s < (wanted := self._config.min_link_gb_per_s):
+                self._tally.add(CoordinatorMetric.SLOW_LINKS)
+                slow = f"slow link {worker.worker_id} → {report.decode_worker}: {report.transport} with"
+                what_to_do = "see `twinpool doctor`, --transport and --kv-host, or lower --min-link"
+                self._emit(
+                    Note(f"{slow} {report.gb_per_s:.3f} GB/s, wanted {wanted:g}; {what_to_do}", is_fault=True)
+                )
         else:
             self._emit(Note(f"no link {worker.worker_id} → {report.decode_worker}: {report.reason}"))

@@ -88,11 +88,15 @@ class Route:
 
 
 class Router:
-    """Chooses workers: a function of the registry, the request, the prefix index, the prefill pace and the time."""
+    """Chooses workers: a function of the registry, the request, the prefix index, the prefill pace and the time.
 
-    def __init__(self, registry: Registry, pace: PrefillPace) -> None:
+    A worker that was not heard of for `quiet_s` gets nothing new: it may be frozen, long before its lease says so.
+    """
+
+    def __init__(self, registry: Registry, pace: PrefillPace, quiet_s: float) -> None:
         self._registry = registry
         self._pace = pace
+        self._quiet_s = quiet_s
         self._index = PrefixIndex()
 
     def choose(self, request: Request, now: float) -> Route | None:
@@ -137,7 +141,7 @@ class Router:
     ) -> list[tuple[Candidate, Worker]]:
         found = []
         for worker in self._registry.of_role(role):
-            if _has_room(worker, kind, request, now) and self._has_time(worker, request):
+            if self._has_room(worker, kind, request, now) and self._has_time(worker, request):
                 matched = self.matched(request, worker)
                 cost = worker.pending_tokens + request.num_tokens - matched
                 if kind is LegKind.GENERATE:
@@ -154,13 +158,21 @@ class Router:
         is_short = pending + request.num_tokens <= MAX_PENDING_PROMPT_TOKENS
         return is_short and 0 < self._pace.seconds_before(pending) <= MAX_PENDING_S
 
+    def _has_room(self, worker: Worker, kind: LegKind, request: Request, now: float) -> bool:
+        """Whether the worker can ever hold the whole request, and take it now."""
+        if now < worker.full_until or now - worker.seen_at > self._quiet_s:
+            return False
+        if request.max_slots > worker.num_slots:
+            return False
+        return kind is LegKind.PREFILL or len(worker.legs) < worker.most_sequences
+
     def _by_decode_cost(
         self, request: Request, prefill: Worker, now: float
     ) -> list[tuple[Candidate, Worker]]:
         found = []
         for worker in self._registry.of_role(Role.DECODE):
             linked = self._registry.link(prefill, worker) is not None
-            if linked and _has_room(worker, LegKind.DECODE, request, now):
+            if linked and self._has_room(worker, LegKind.DECODE, request, now):
                 matched = self.matched(request, worker)
                 sequences = (len(worker.legs) + 1) / worker.info.max_num_seqs
                 tokens = (worker.held_tokens + request.num_tokens + GROWTH_TOKENS) / worker.usable_slots
@@ -175,10 +187,3 @@ def _record(found: list[tuple[Candidate, Worker]]) -> tuple[Candidate, ...]:
 
 def _by_cost(pair: tuple[Candidate, Worker]) -> tuple[float, str]:
     return pair[0].cost, pair[0].worker_id
-
-
-def _has_room(worker: Worker, kind: LegKind, request: Request, now: float) -> bool:
-    """Whether the worker can ever hold the whole request, and take it now."""
-    if request.max_slots > worker.num_slots or now < worker.full_until:
-        return False
-    return kind is LegKind.PREFILL or len(worker.legs) < worker.most_sequences

@@ -58,6 +58,8 @@ from twinpool.request import FinishReason, RequestKey, RequestState
 LOST = "worker lost"
 PREEMPTION_PAUSE_S = 0.2
 """A worker that had to preempt gets nothing new for so long: it has no room, and would only preempt again."""
+QUIET_HEARTBEATS = 4
+"""A worker that has missed so many gets nothing new until it is heard of again."""
 CHECK_S = 5.0
 """How often the books are recounted while serving: it takes a moment per request."""
 AGED_SHARE = 0.5
@@ -89,7 +91,7 @@ class CoordinatorCore:
         )
         self._delivery = Delivery(self._custody, self.tally, self._commands.append)
         self._admission = Admission(config, self.registry, self.queue, self.accounts)
-        self._router = Router(self.registry, self._admission.prefill)
+        self._router = Router(self.registry, self._admission.prefill, QUIET_HEARTBEATS * config.heartbeat_s)
         self._health = Health(self.registry, config.stall_s)
         self._clients = Clients(
             config,

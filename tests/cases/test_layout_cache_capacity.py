@@ -77,7 +77,8 @@ def test_decode_computes_the_prompt_again_behind_a_transfer_that_works(split: Se
 
 
 def test_a_slow_transport_is_chosen_and_nobody_sees_it(split: Server) -> None:
-    """L10: which transport each link uses, and how fast its probe was, is in the log and on `/metrics`."""
+    """L10: which transport each link uses, and how fast its probe was, is in the log and on `/metrics`; a link below
+    the rate that the operator expects is an error line and a count."""
     transport = next(a for a in split.process.args if str(a).startswith("--transport=")).partition("=")[2]  # type: ignore[union-attr,arg-type]
     for prefill in ("prefill-0", "prefill-1"):
         labels = {"prefill": prefill, "decode": "decode-0", "transport": str(transport)}

@@ -135,9 +135,9 @@ class CoreDriver:
         offer = register(worker_id, role, self.incarnations[worker_id], **changes)
         self.do(FromWorker(worker_id, self.incarnations[worker_id], offer))
 
-    def link(self, prefill: str, decode: str) -> None:
+    def link(self, prefill: str, decode: str, gb_per_s: float = 10.0) -> None:
         """The prefill worker reports its link."""
-        self.say(prefill, LinkReady(decode, self.incarnations[decode], "loopback", 10.0, 1 << 20))
+        self.say(prefill, LinkReady(decode, self.incarnations[decode], "loopback", gb_per_s, 1 << 20))
 
     def pair(self) -> None:
         """Prefill worker P and decode worker D, linked."""

@@ -9,10 +9,12 @@ import sys
 import pytest
 from support.coordinator_core import CoreDriver
 
-from twinpool.config import Role
+from twinpool.config import CoordinatorConfig, Role
 from twinpool.coordinator.events import Shutdown
 from twinpool.coordinator.routing import CHUNK_TOKENS, MAX_CHUNKS, PrefixIndex, prefix_chain
+from twinpool.coordinator.state import QUIET_HEARTBEATS
 from twinpool.messages import PrefillReport
+from twinpool.metrics import CoordinatorMetric
 from twinpool.request import FinishReason, RequestKey
 
 
@@ -144,6 +146,29 @@ def test_only_linked_pairs_are_used() -> None:
     driver.do(Shutdown())
     driver.answer_cancels()
     driver.assert_empty()
+
+
+def test_a_worker_that_has_gone_quiet_gets_nothing_new_until_it_is_heard_of(driver: CoreDriver) -> None:
+    driver.now += QUIET_HEARTBEATS * CoordinatorConfig().heartbeat_s + 0.01
+    driver.heartbeat("P1", "D1")
+    driver.submit("r0", first=1000)
+    driver.submit("r1", first=2000)
+    assert [route(driver, r) for r in ("r0", "r1")] == [("P1", "D1"), ("P1", "D1")]
+    driver.heartbeat("P0", "D0")
+    driver.submit("r2", first=3000)
+    assert route(driver, "r2") == ("P0", "D0")
+
+
+def test_a_slow_link_is_used_counted_and_reported_with_both_rates() -> None:
+    driver = CoreDriver()
+    driver.join("P", Role.PREFILL)
+    driver.join("D", Role.DECODE)
+    driver.link("P", "D", gb_per_s=0.02)
+    assert driver.core.tally.count(CoordinatorMetric.SLOW_LINKS) == 1
+    (note,) = [note for note in driver.notes if note.is_fault]
+    assert "0.020 GB/s, wanted 0.1" in note.text
+    driver.submit("r0")
+    assert route(driver, "r0") == ("P", "D")
 
 
 def test_a_worker_too_small_for_a_request_does_not_get_it() -> None:

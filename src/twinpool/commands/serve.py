@@ -34,6 +34,8 @@ _ENDPOINT = (
          "lost requests that may be started again, all together; every two admitted requests add one", int),
     Flag("--stall", CoordinatorConfig, "stall_s", "SECONDS",
          "/health is bad when nothing has moved for so long although there is work", float),
+    Flag("--min-link", CoordinatorConfig, "min_link_gb_per_s", "GB/S",
+         "a link between workers that measures less, in 1e9 bytes per second, is reported as an error", float),
     Flag("--drain", CoordinatorConfig, "drain_s", "SECONDS", "on SIGTERM, time for running requests to end", float),
 )  # fmt: skip
 
