@@ -90,6 +90,12 @@ def parser(description: str, serve_arguments: str) -> argparse.ArgumentParser:
         metavar="ARGS",
         help="how to start the server: what follows `twinpool serve` (default: %(default)r)",
     )
+    made.add_argument(
+        "--log",
+        type=Path,
+        metavar="FILE",
+        help="where a server started here writes its log (default: a temporary file, deleted if every promise holds)",
+    )
     made.add_argument("--seed", type=int, default=1, metavar="N", help="of all that is random (default 1)")
     made.add_argument("--json", type=Path, metavar="FILE", help="write the report there as JSON too")
     return made
@@ -144,17 +150,21 @@ async def _prove(prove: Prove, args: argparse.Namespace) -> Report:
     if args.url:
         server = ServerUnderTest.attach(args.url, args.api_key)
     else:
-        server = ServerUnderTest.start(args.serve.split())
-        say(f"twinpool serve {args.serve}\nserver log: {server.log_path}")
+        server = ServerUnderTest.start(args.serve.split(), args.log)
+        fate = "" if args.log else ", deleted if every promise holds"
+        say(f"twinpool serve {args.serve}\nserver log: {server.log_path}{fate}")
     try:
         await server.wait_ready()
-        return await prove(args, server)
+        report = await prove(args, server)
     except ExceptionGroup as group:
         if (ours := group.subgroup(TwinpoolError)) is None:
             raise
         raise _first(ours) from group
     finally:
         await server.stop()
+    if report.holds and server.log_path is not None and args.log is None:
+        server.log_path.unlink()
+    return report
 
 
 def _first(error: BaseException) -> BaseException:

@@ -69,7 +69,8 @@ class Samples:
 
 @dataclass(slots=True)
 class ServerUnderTest:
-    """One server. `process` is None when it was found, not started; then it is not stopped either."""
+    """One server. `process` is None when it was found, not started; then it is not stopped either. Its log, at
+    `log_path`, is the caller's to keep or to delete."""
 
     url: str
     pid: int
@@ -78,12 +79,20 @@ class ServerUnderTest:
     log_path: Path | None = None
 
     @classmethod
-    def start(cls, arguments: Sequence[str]) -> ServerUnderTest:
+    def start(cls, arguments: Sequence[str], log_path: Path | None = None) -> ServerUnderTest:
         """Starts `twinpool serve ARGUMENTS` on a free port, as the leader of a process group, so that Ctrl-C reaches
-        only the caller, who must `stop` it. It is not ready yet."""
+        only the caller, who must `stop` it. It is not ready yet. Its log is written to `log_path`, or to a temporary
+        file. Raises ServerFault if `log_path` cannot be written."""
         port = _free_port()
-        descriptor, name = tempfile.mkstemp(prefix="twinpool-bench-", suffix=".log")
-        with os.fdopen(descriptor, "wb") as log:
+        if log_path is None:
+            descriptor, name = tempfile.mkstemp(prefix="twinpool-bench-", suffix=".log")
+            os.close(descriptor)
+            log_path = Path(name)
+        try:
+            log = log_path.open("wb")
+        except OSError as exc:
+            raise ServerFault(f"--log {log_path} cannot be written: {exc.strerror}") from exc
+        with log:
             process = subprocess.Popen(
                 [sys.executable, "-m", "twinpool", "serve", *arguments, "--port", str(port)],
                 stdin=subprocess.DEVNULL,
@@ -92,7 +101,7 @@ class ServerUnderTest:
                 start_new_session=True,
             )
         url = f"http://127.0.0.1:{port}"
-        return cls(url, process.pid, Client(url), process, Path(name))
+        return cls(url, process.pid, Client(url), process, log_path)
 
     @classmethod
     def attach(cls, url: str, api_key: str | None = None) -> ServerUnderTest:
