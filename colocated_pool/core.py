@@ -80,7 +80,7 @@ class ColocatedCore:
         return self.flush()
 
     def flush(self) -> list[Command]:
-        """What planning has given rise to, in order."""
+        """Takes the commands that planning gave rise to, in order."""
         commands, self._commands = self._commands, []
         return commands
 

@@ -104,7 +104,7 @@ class DecodeCore:
         return self.flush()
 
     def flush(self) -> list[Command]:
-        """What planning has given rise to, in order."""
+        """Takes the commands that planning gave rise to, in order."""
         commands = list(self._commands)
         self._commands.clear()
         return commands

@@ -220,7 +220,7 @@ class Intake:
 
     def expire(self, now: float) -> None:
         """Takes back the grants whose lease has run out, reminds writers that owe an acknowledgement, and sends back
-        who has waited too long for room."""
+        the jobs that have waited too long for room."""
         for held in self._ledger.unacknowledged(now):
             self._send(held.writer, Revoke(held.key, held.fence))
         for fence in self._ledger.expired(now):
@@ -242,8 +242,8 @@ class Intake:
         self.writer_lost(writer, now)
 
     def writer_lost(self, writer: Writer, now: float) -> None:
-        """Nothing more is to be had from that process, which may still write: what it has not sealed is lost, and the
-        blocks stay in quarantine until it has acknowledged or is gone."""
+        """That process counts as lost, but may still write: what it has not sealed is lost, and the blocks stay in
+        quarantine until it has acknowledged or is gone."""
         self._links.pop(writer, None)
         lost = [a for a in (*self._waiting.values(), *self._granted.values()) if a.writer == writer]
         for arrival in lost:
@@ -254,7 +254,7 @@ class Intake:
     def writer_acknowledged(self, fence: int, writer: Writer) -> None:
         """The writer has stopped writing under a revoked fence."""
         if self._ledger.has_ended(fence) and self._links.get(writer) in TWO_SIDED:
-            return
+            return  # `_revoke` did not wait for this word
         self._pool.end_quarantine(self._ledger.writer_acknowledged(fence, writer))
 
     def receive_cancelled(self, fence: int) -> None:
@@ -349,9 +349,8 @@ class Intake:
         else:
             self._pool.release(arrival.table)
             self._ledger.receive_cancelled(fence)
-        if (
-            arrival.transport in TWO_SIDED
-        ):  # its word is not needed: nothing comes in once the receive is cancelled
+        # Its word is not needed: nothing comes in once the receive is cancelled.
+        if arrival.transport in TWO_SIDED:
             self.writer_acknowledged(fence, writer)
         if not held.writer_is_gone:
             self._send(writer, Revoke(arrival.key, fence))

@@ -11,8 +11,8 @@ Contract, the same for every transport and tested over each:
 - `finish` and `stop` end in bounded time: a link on which nothing moves any more is lost.
 - `PeerLost` ends the link: nothing is read from the source or delivered any more, each later call raises
   it, and `KVSender.lost` says why. A new sender to the same receiver is a new link.
-- After `KVSender.stop` has returned, no byte of that fence is written into the receiver's pool, but by a slow two-sided
-  link (`tcp`) whose receiver still expects the fence: that one cancels it before it uses the blocks otherwise.
+- After `KVSender.stop` has returned, no byte of that fence is written into the receiver's pool. One exception: over a
+  slow two-sided link (`tcp`), until the receiver cancels the fence, which it does before it uses the blocks again.
 - `KVReceiver.expect` comes before the sender learns the fence; `arrived` returns when every byte is in place.
 - A byte under a fence that is not expected (any more) is dropped and counted, never written. A one-sided
   transport (`shm`, partly `ucx`) cannot do that; therefore the receiver's ledger keeps the blocks of every
@@ -29,8 +29,8 @@ from twinpool.config import Encryption, TransportName
 from twinpool.layout import KVLayout
 
 TWO_SIDED = frozenset({TransportName.TCP, TransportName.LOOPBACK})
-"""Transports whose receiver sees every write before it happens: once it expects a fence no more, nothing is written
-under it, whatever the writer does. By the others a living writer can write late."""
+"""Transports whose receiver does every write itself: once it expects a fence no more, nothing is written under it,
+whatever the writer does. Over the others a writer that lives can write late."""
 
 
 @dataclass(frozen=True, slots=True)

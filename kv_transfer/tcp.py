@@ -22,7 +22,7 @@ from twinpool.kv_transfer.connector import KVRegion, LocalEnd
 from twinpool.kv_transfer.intake import TwoSidedReceiver
 from twinpool.kv_transfer.tcp_hello import SECRET_BYTES, welcome
 from twinpool.kv_transfer.tcp_stream import JunkError, Stream, StreamEndedError, give, take
-from twinpool.kv_transfer.tcp_wire import BLOCK, ECHO, FLUSH, FRAME, PUSH, TcpAddress, skip, tune
+from twinpool.kv_transfer.tcp_wire import BLOCK, ECHO, FLUSH, FRAME, PUSH, TcpAddress, family, skip, tune
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ class TcpReceiver(TwoSidedReceiver):
         """Raises ConfigError if the host cannot be bound."""
         super().__init__(region)
         try:
-            self._listener = socket.create_server((end.host, 0), family=_family(end.host), backlog=128)
+            self._listener = socket.create_server((end.host, 0), family=family(end.host), backlog=128)
         except OSError as exc:
             raise ConfigError(f"KV transfer by tcp cannot listen on host {end.host!r}: {exc}") from exc
         port = self._listener.getsockname()[1]
@@ -102,7 +102,7 @@ class TcpReceiver(TwoSidedReceiver):
             while True:
                 self._read_frame(connection, stream, writer)
         except StreamEndedError:
-            pass
+            pass  # the sender has closed it, as it may at any time
         except (JunkError, OSError) as exc:
             if is_known and isinstance(exc, OSError):
                 log.warning("a KV connection broke: %s", exc)
@@ -151,10 +151,6 @@ class TcpReceiver(TwoSidedReceiver):
             left -= num_bytes
             if not scratch:
                 index = skip(views, index, num_bytes)
-
-
-def _family(host: str) -> socket.AddressFamily:
-    return socket.AF_INET6 if ":" in host else socket.AF_INET
 
 
 def _shut(sock: socket.socket) -> None:

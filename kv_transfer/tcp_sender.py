@@ -24,17 +24,16 @@ from twinpool.kv_transfer.connector import BlockRange, KVRegion, LocalEnd, PushR
 from twinpool.kv_transfer.plan import layer_group
 from twinpool.kv_transfer.pushes import PushLog, until_delivered
 from twinpool.kv_transfer.tcp_hello import greet
-from twinpool.kv_transfer.tcp_stream import JunkError, Stream, StreamEndedError, take
+from twinpool.kv_transfer.tcp_stream import MAX_VIEWS, JunkError, Stream, StreamEndedError, take
 from twinpool.kv_transfer.tcp_wire import BLOCK, ECHO, FLUSH, FRAME, PUSH, TcpAddress, skip, tune
 
 log = logging.getLogger(__name__)
 
 STOP_LIMIT_S = 0.5
-"""Bytes that are still on their way after that (the link is slow, or the receiver frozen) are dropped by the receiver,
-which has been told to expect that fence no more, or will be before it uses its blocks again."""
+"""How long `stop` waits for bytes that are on their way. Those of a slow link, or for a frozen receiver, take longer:
+the receiver drops them, for it cancels the fence before it uses the blocks again."""
 _MIN_PUSH_BYTES = 128 << 10
 _CONNECT_TIMEOUT_S = 5.0
-_MAX_VIEWS = 512
 _POLL_MS = 500
 _ZEROS = memoryview(bytes(256 << 10))
 
@@ -137,7 +136,7 @@ class TcpSender:
         """
         self._log.stop(fence)
         with self._reading_source:
-            pass
+            pass  # a read of the source that was under way has ended
         draining = self._loop.create_task(self._drained(fence))
         self._draining.add(draining)
         draining.add_done_callback(self._draining.discard)
@@ -234,7 +233,7 @@ class TcpSender:
                     index, fence = 0, None
                 if self._lost is not None:
                     raise ConnectionAbortedError(self._lost)
-                taken = self._stream.offer(views[index : index + _MAX_VIEWS])
+                taken = self._stream.offer(views[index : index + MAX_VIEWS])
             has_begun = has_begun or taken > 0
             index = skip(views, index, taken)
 

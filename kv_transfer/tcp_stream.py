@@ -18,9 +18,10 @@ from twinpool.errors import ProtocolError, TransferError, TransportUnavailable
 
 RECORD_BYTES = 256 << 10
 """The longest plain text of one record."""
+MAX_VIEWS = 512
+"""The most that one call hands to the system (IOV_MAX is 1,024 on Linux)."""
 _TAG_BYTES = 16
 _NONCE_BYTES = 12
-_MAX_VIEWS = 512
 _LENGTH = struct.Struct("!I")
 
 
@@ -77,7 +78,7 @@ class PlainStream:
     def offer(self, views: Sequence[memoryview]) -> int:
         """See `Stream.offer`."""
         try:
-            sent = self._connection.sendmsg(views[:_MAX_VIEWS], [], socket.MSG_DONTWAIT)
+            sent = self._connection.sendmsg(views[:MAX_VIEWS], [], socket.MSG_DONTWAIT)
         except BlockingIOError:
             return 0
         self.num_sent += sent
@@ -90,7 +91,7 @@ class PlainStream:
     def take_into(self, views: Sequence[memoryview]) -> int:
         """See `Stream.take_into`."""
         try:
-            num_bytes = self._connection.recvmsg_into(views[:_MAX_VIEWS], 0, socket.MSG_DONTWAIT)[0]
+            num_bytes = self._connection.recvmsg_into(views[:MAX_VIEWS], 0, socket.MSG_DONTWAIT)[0]
         except BlockingIOError:
             return 0
         if num_bytes == 0:

@@ -37,6 +37,11 @@ class TcpAddress(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     sealed: bool
 
 
+def family(host: str) -> socket.AddressFamily:
+    """The address family of a numeric address or a name: IPv6 only for numbers with colons."""
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
+
+
 def tune(connection: socket.socket) -> None:
     """What both ends set: no waiting for more to send, and an end to connections whose other host has vanished."""
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -117,7 +117,7 @@ class PrefillCore:
         return self.flush()
 
     def flush(self) -> list[Command]:
-        """What planning has given rise to, in order."""
+        """Takes the commands that planning gave rise to, in order."""
         commands, self._commands = self._commands, []
         return commands
 

@@ -235,7 +235,7 @@ class RoleCore(Protocol):
         ...
 
     def flush(self) -> list[Command]:
-        """What planning has given rise to, in order."""
+        """Takes the commands that planning gave rise to, in order."""
         ...
 
     def stats(self) -> WorkerStats:

@@ -80,7 +80,7 @@ class IncomingLinks:
         self._on_message = on_message
         self._on_junk = on_junk
         self._writers: dict[str, _Writer] = {}
-        self._undead: dict[tuple[str, str], Witness] = {}
+        self._lost_alive: dict[tuple[str, str], Witness] = {}
         self._receivers: dict[TransportName, KVReceiver] = {}
         self._next_probe_fence = probe.FIRST_PROBE_FENCE
         self._probe_lock = asyncio.Lock()
@@ -114,8 +114,8 @@ class IncomingLinks:
         self._channel.send(f"{worker_id}/{incarnation}", message)
 
     def drop(self, peer: PeerInfo) -> bool:
-        """That process counts as gone: nothing more of it is believed. False if it may still write, because it writes
-        one-sidedly and its lock says that it lives; `departed` tells when that is over."""
+        """That process counts as gone: nothing more of it is believed. Returns false if it may still write: it writes
+        one-sidedly, and its lock says that it lives. `departed` tells when it has died."""
         identity = f"{peer.worker_id}/{peer.incarnation}"
         if (writer := self._writers.pop(identity, None)) is None:
             return True
@@ -125,24 +125,24 @@ class IncomingLinks:
         if writer.witness.is_over:
             writer.witness.close()
             return True
-        self._undead[peer.worker_id, peer.incarnation] = writer.witness
+        self._lost_alive[peer.worker_id, peer.incarnation] = writer.witness
         log.warning(
-            "%s is lost, but its process lives, frozen perhaps: the blocks that it was writing are used again when it "
-            "is dead", identity,
+            "%s is lost, but its process lives, frozen perhaps: the blocks that it was writing stay unused until it is "
+            "dead", identity,
         )  # fmt: skip
         return False
 
     def departed(self) -> list[tuple[str, str]]:
-        """The dropped workers (id and incarnation) that have died since the last time."""
-        over = [name for name, witness in self._undead.items() if witness.is_over]
+        """The workers (id and incarnation) that `drop` found alive, and that have died since the last call."""
+        over = [name for name, witness in self._lost_alive.items() if witness.is_over]
         for name in over:
-            self._undead.pop(name).close()
+            self._lost_alive.pop(name).close()
         return over
 
     async def close(self) -> None:
         """Releases the socket and the receivers. Its owner has cancelled the tasks that it spawned for this."""
         self._channel.close()
-        for witness in (*self._undead.values(), *(writer.witness for writer in self._writers.values())):
+        for witness in (*self._lost_alive.values(), *(writer.witness for writer in self._writers.values())):
             if witness is not None:
                 witness.close()
         for receiver in self._receivers.values():

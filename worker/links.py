@@ -42,7 +42,7 @@ class LinkSettings:
     """Who this worker is and how it wants KV to travel. `host` tells machines apart (not an address); `join_token` lets
     workers talk to each other.
 
-    `life` names the lock that others of this host know this process's death by, "" if it has none.
+    `life` names the lock by which other processes of this host tell whether this one lives; "" if it holds none.
     A link that fails or is lost is tried again after each of `reopen_pauses_s`, in seconds; then it is given up.
     """
 

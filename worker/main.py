@@ -34,6 +34,7 @@ from twinpool.kv_transfer.connector import KVRegion, LocalEnd
 from twinpool.kv_transfer.life import Life
 from twinpool.kv_transfer.probe import PROBE_BYTES
 from twinpool.kv_transfer.shm import SharedPool
+from twinpool.kv_transfer.tcp_wire import family
 from twinpool.layout import KVLayout
 from twinpool.messages import Register
 from twinpool.worker.links import LinkSettings, LocalPool
@@ -89,8 +90,7 @@ def require_kv_host(config: WorkerConfig) -> None:
     host = config.transfer.host
     if config.role is Role.DECODE:
         try:
-            family = socket.AF_INET6 if ":" in host else socket.AF_INET
-            socket.create_server((host, 0), family=family).close()
+            socket.create_server((host, 0), family=family(host)).close()
         except OSError as exc:
             raise ConfigError(
                 f"--kv-host is {host!r}, where this machine cannot listen ({exc}); allowed: one of its own addresses"

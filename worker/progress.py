@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 MOST_BETWEEN_LOOKS_S = 1.0
-"""A look that comes later than this after the one before shows that the process itself stood still (frozen, or starved
-of its core): that time is no fault of the step, and is not counted."""
+"""If a look comes later than this after the one before, the process itself stood still (frozen, or starved of its
+core). The time beyond this is no fault of the step, and is not counted."""
 
 
 class Progress:
     """How long nothing has moved although something should.
 
-    That is a step that does not end, or work that waits for room while no step, transfer or grant ends. What waits
-    for another worker alone (KV to come, a grant to be given) is no standstill of this one. Times count only while
-    `look` is called, at least every `MOST_BETWEEN_LOOKS_S`.
+    Nothing moves while a step does not end, or while work waits for room and no step, transfer or grant ends. Work that
+    waits for another worker alone (for KV to come, for a grant) is no standstill of this one. `look` must be called at
+    least every `MOST_BETWEEN_LOOKS_S`, or time goes uncounted.
     """
 
     def __init__(self, now: float) -> None:

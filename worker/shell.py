@@ -67,7 +67,7 @@ log = logging.getLogger(__name__)
 TICK_S = 0.05
 REGISTER_AGAIN_S = 2.0
 MOST_REFUSALS = 8
-"""Of its attempts to connect, one about every 0.4 s, so many in a row are broken off before a worker gives up."""
+"""A worker gives up when so many attempts to connect in a row were broken off; it makes one about every 0.4 s."""
 NO_ANSWER_S = 4.0
 """A coordinator that is silent for so long is worth a warning, and again each time that this has doubled."""
 
@@ -151,8 +151,8 @@ class WorkerShell:
 
         Raises:
             WorkerDenied: the coordinator refused; the message says why.
-            NotAMember: the coordinator has lost this process, is another one than it joined, or may have missed some
-                of what was said.
+            NotAMember: the coordinator has given this process up, is another one than it joined, or may have missed
+                some of its messages.
             StepStuck: a step has run for `step_timeout_s`. Nothing is closed: the process must end at once.
             InvariantViolation: a rule of the core was broken. The process must end: its state is not to be trusted,
                 and the coordinator resumes elsewhere what it held.
@@ -170,7 +170,7 @@ class WorkerShell:
         return reason
 
     async def _close(self, farewell: Left | None = None) -> None:
-        """Ends all work. Only then the coordinator is told `farewell`: from there on others count on it that nothing
+        """Ends all work, and only then tells the coordinator `farewell`: others rely on it that from then on nothing
         comes from this process, and that it writes nowhere."""
         for task in self._tasks:
             task.cancel()
@@ -248,11 +248,8 @@ class WorkerShell:
         while True:
             await asyncio.sleep(every_s)
             self._count_transports()
-            stats = self._core.stats()
-            self._progress.look(self._loop.time(), stats.waiting > 0)
-            self._tell_coordinator(
-                Heartbeat(msgspec.structs.replace(stats, stalled_s=self._progress.stalled_s))
-            )
+            stats = msgspec.structs.replace(self._core.stats(), stalled_s=self._progress.stalled_s)
+            self._tell_coordinator(Heartbeat(stats))
 
     def _count_transports(self) -> None:
         """Takes over what the receivers have counted, on threads of their own, since the last time."""
