@@ -12,15 +12,14 @@ from twinpool.request import FinishReason
 
 @pytest.fixture
 def driver() -> CoreDriver:
-    driver = CoreDriver()
-    driver.pair()
-    return driver
+    return CoreDriver()
 
 
 def test_the_time_to_the_first_token_is_told_apart_from_the_hand_over_of_a_whole_answer(
     driver: CoreDriver,
 ) -> None:
     driver.now = 10.0
+    driver.pair()
     driver.submit(max_tokens=2)
     assert all(driver.core.timeline("r").to_json(10.0)[name] is None for name in ("first_token_s", "ttft_s"))
     driver.now = 10.25
@@ -37,6 +36,7 @@ def test_the_time_to_the_first_token_is_told_apart_from_the_hand_over_of_a_whole
 
 def test_the_stages_add_up_to_what_the_client_saw(driver: CoreDriver) -> None:
     driver.now = 10.0
+    driver.pair()
     driver.submit(max_tokens=3)
     driver.now = 10.1234567
     driver.report()
@@ -70,6 +70,7 @@ def test_the_stages_add_up_to_what_the_client_saw(driver: CoreDriver) -> None:
 
 def test_the_stages_add_up_over_a_lost_first_attempt_too(driver: CoreDriver) -> None:
     driver.now = 5.0
+    driver.pair()
     driver.submit(max_tokens=2)
     driver.now = 6.0
     driver.dropped("D", "transfer")
