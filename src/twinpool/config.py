@@ -262,6 +262,16 @@ class CoordinatorConfig:
         require("--max-attempts", self.max_attempts, self.max_attempts >= 1, "1 or more")
         require("--retry-budget", self.retry_budget, self.retry_budget >= 0, "0 or more")
         _require_time("--stall", self.stall_s)
+        for name in ("heartbeat_s", "lease_s", "start_timeout_s"):
+            _require_time(name, getattr(self, name))
+        require(
+            "lease_s",
+            self.lease_s,
+            self.lease_s > self.heartbeat_s,
+            f"above heartbeat_s ({self.heartbeat_s:g})",
+        )
+        require("max_in_flight", self.max_in_flight, _is_count(self.max_in_flight, MOST_TOKENS), "1 or more")
+        require("finished_timelines", self.finished_timelines, self.finished_timelines >= 0, "0 or more")
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,6 +309,8 @@ class GatewayConfig:
             _is_count(self.max_connections, 1 << 20),
             f"1 to {1 << 20}",
         )
+        for name in ("head_timeout_s", "body_timeout_s", "keep_alive_s", "max_silence_s"):
+            _require_time(name, getattr(self, name))
         _require_time("--client-stall", self.client_stall_s)
 
 
