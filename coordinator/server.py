@@ -57,7 +57,7 @@ TICK_S = 0.05
 LATE_TICK_S = 0.5
 LEAVE_GRACE_S = 3.0
 BUGS = (InvariantViolation, AttributeError, LookupError, TypeError, ValueError)
-"""What a bug of ours raises. It is counted and logged; the timer, the leases and all other requests go on."""
+"""What a bug of ours raises. It is counted and logged; timers, leases and all other requests go on."""
 
 log = logging.getLogger(__name__)
 
@@ -105,6 +105,7 @@ class Coordinator:
             self._config.control, self._config.join_token, self._on_message, self._on_junk
         )
         self._ticker = asyncio.create_task(self._tick(), name="coordinator tick")
+        self._ticker.add_done_callback(_tell_of_failure)
 
     @property
     def endpoint(self) -> str:
@@ -334,3 +335,10 @@ class Coordinator:
                     await self._handled.wait()
         except TimeoutError:
             log.warning("%s after %g s; going on without", what_else, timeout_s)
+
+
+def _tell_of_failure(ticker: asyncio.Task[None]) -> None:
+    if not ticker.cancelled() and (exc := ticker.exception()) is not None:
+        log.critical(
+            "no lease or deadline ends any more: the timer has failed; restart the server", exc_info=exc
+        )

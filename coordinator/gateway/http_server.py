@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import resource
 import socket
 from collections.abc import Iterator
@@ -17,6 +18,8 @@ from twinpool.config import GatewayConfig, require
 from twinpool.coordinator.gateway.http_protocol import GatewayProtocol
 from twinpool.coordinator.gateway.meter import GatewayMeter
 from twinpool.errors import ConfigError
+
+log = logging.getLogger(__name__)
 
 BACKLOG = 2048
 IDLE_CONNECTION_S = 75
@@ -106,6 +109,7 @@ async def serve_http(
     if task.done():
         task.result()
     checking = asyncio.create_task(_check(connections, limits.client_stall_s / CHECKS_PER_STALL))
+    checking.add_done_callback(_tell_of_failure)
     return HttpServer(server, task, checking, listener.getsockname()[1])
 
 
@@ -116,6 +120,13 @@ async def _check(connections: set[GatewayProtocol], every_s: float) -> None:
         await asyncio.sleep(every_s)
         for connection in list(connections):
             connection.check(now())
+
+
+def _tell_of_failure(checking: asyncio.Task[None]) -> None:
+    if not checking.cancelled() and (exc := checking.exception()) is not None:
+        log.critical(
+            "clients that take nothing are not cut any more: looking at them has failed", exc_info=exc
+        )
 
 
 def _with_files(limits: GatewayConfig) -> GatewayConfig:
