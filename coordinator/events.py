@@ -22,8 +22,8 @@ class Arrived:
 
 @dataclass(frozen=True, slots=True)
 class Knocked:
-    """A request of that tenant and priority is here, its prompt not tokenized yet. Answered by Refuse if it would not
-    be admitted whatever the prompt is, else by nothing.
+    """A request of that tenant and priority has arrived, and its prompt is not tokenized yet. Answered by Refuse if it
+    would not be admitted whatever its prompt is, else by nothing.
     """
 
     request_id: str
@@ -50,8 +50,8 @@ class Abandoned:
 
 @dataclass(frozen=True, slots=True)
 class Cancelled:
-    """The tenant of this name wants this request of its own to end. Answered by Refuse (UnknownRequest) if it has none
-    of this id; does nothing if that has ended.
+    """The tenant of this name wants this request of its own to end. Answered by Refuse (UnknownRequest) if the tenant
+    has none with this id. Does nothing if the request has ended.
     """
 
     request_id: str
@@ -60,7 +60,7 @@ class Cancelled:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """The gateway gives the request up for that reason, which counts as a failure."""
+    """The gateway gives the request up for the reason `error`. The request counts as failed."""
 
     request_id: str
     error: RequestError
@@ -93,7 +93,7 @@ class WorkerLost:
 
 @dataclass(frozen=True, slots=True)
 class PoolGivenUp:
-    """Nobody starts workers of this role any more. While none has joined from elsewhere, nothing can run."""
+    """Nobody starts workers of this role any more. Until one joins from elsewhere, nothing can run."""
 
     role: Role
     reason: str
@@ -162,7 +162,7 @@ class Emit:
 
 @dataclass(frozen=True, slots=True)
 class Refuse:
-    """What was just asked is not done: the request that arrived is not admitted, or that to cancel is not known."""
+    """The answer no: the request that has just arrived is not admitted, or the one to be cancelled is not known."""
 
     request_id: str
     error: RequestError

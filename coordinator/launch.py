@@ -77,7 +77,7 @@ class Launcher:
     `on_exit(worker_id, pid, reason)` is called at each end of a process. A worker that dies is started again with a
     growing pause, at most `RESTARTS_ALLOWED` times in `RESTART_WINDOW_S`; one that exits with `EXIT_CONFIG` is not.
     A start that the system refuses (no memory, no file descriptor) counts like one that died.
-    `secrets` are environment variables that workers get beside this process's: command lines are for all to read.
+    `secrets` are environment variables that workers get in addition: their command lines can be read by everybody.
     `on_given_up(spec, reason)` is called when it will not be started again.
     """
 
@@ -109,7 +109,7 @@ class Launcher:
         return any(r.spec.role is role and not r.is_given_up for r in self._running.values())
 
     def _ended(self, running: _Running, task: asyncio.Task[None]) -> None:
-        """If `task` has failed, nobody starts that worker again: at least it is said."""
+        """If `task` has failed, nobody starts that worker again, which must not go unnoticed."""
         if not task.cancelled() and (exc := task.exception()) is not None:
             self._give_up(running, f"its launcher failed: {exc!r}")
 

@@ -134,8 +134,8 @@ class Request:
     """One request at the coordinator.
 
     `account` is its tenant's. `emitted` are the output tokens that went out, in order; `early` those that came before
-    their turn (the two workers' connections race), by index. `queued_at` is since when it waits without having got
-    anywhere, `number` says when it came to the queue first.
+    their turn (the two workers' connections race), by index. `queued_at` is when it began to wait, and has
+    not got anywhere since. `number` is its place in the order in which requests first came to the queue.
     """
 
     def __init__(self, submission: Submission, account: Account) -> None:
@@ -216,7 +216,7 @@ class Request:
         return rule.owns - TABLE[target].owns
 
     def give_up(self, now: float) -> None:
-        """Enters DRAINING whatever the table says, after a violation: nothing more is wanted of it."""
+        """Enters DRAINING whatever the table says: a rule was broken, and nothing more is wanted of the request."""
         self.state = RequestState.DRAINING
         self.timeline.stamps.append((self.state, now))
 

@@ -53,9 +53,10 @@ class Worker:
 
     @property
     def most_sequences(self) -> int:
-        """The sequences that it may have: those that it decodes together, and a few that follow where one ends.
+        """How many sequences it may hold: those that it decodes together, and a few that follow when one ends.
 
-        Clients of the latter have their first token and no second until then, so they are an eighth, and at least one.
+        The clients of those few have their first token and wait for the second, so they are only an eighth of the
+        others, and at least one.
         """
         return self.info.max_num_seqs + max(1, self.info.max_num_seqs // 8)
 
@@ -227,7 +228,7 @@ class Registry:
         return min(pools.values(), default=0)
 
     def least_pending_tokens(self) -> int:
-        """Prompt tokens that wait at the prefill (or colocated) worker with the fewest of them."""
+        """Prompt tokens that wait at the prefill or colocated worker where the fewest wait."""
         return min((w.pending_tokens for w in self if w.role is not Role.DECODE), default=0)
 
     def in_flight(self) -> int:
@@ -235,5 +236,5 @@ class Registry:
         return sum(len(w.legs) for w in self if w.role is not Role.PREFILL)
 
     def default_in_flight(self) -> int:
-        """The sequences that the workers may have together."""
+        """How many sequences all workers together may hold."""
         return sum(w.most_sequences for w in self if w.role is not Role.PREFILL)

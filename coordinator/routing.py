@@ -20,7 +20,8 @@ MAX_CHUNKS = 256
 MAX_INDEXED_CHUNKS = 65_536
 MAX_PENDING_PROMPT_TOKENS = 16_384
 MAX_PENDING_S = 0.5
-"""Prompts that wait at a worker are out of the queue's order, and no longer bounded by `max_wait_s`."""
+"""A worker where prompts of more than this time wait gets no more: what waits there has left the queue's order, and
+`max_wait_s` does not bound it any more."""
 STEP_TOKENS = 256
 """What may wait at a worker whatever its pace: enough for an efficient step (DESIGN.md, figures behind defaults)."""
 GROWTH_TOKENS = 64
@@ -150,8 +151,8 @@ class Router:
         return sorted(found, key=_by_cost)
 
     def _has_time(self, worker: Worker, request: Request) -> bool:
-        """Whether the prompt would not wait for long at the worker: less than `MAX_PENDING_S` at the measured pace, or
-        behind less than `STEP_TOKENS`, which is all while nothing was measured."""
+        """Whether the prompt would start soon at the worker: behind less than `STEP_TOKENS`, or in at most
+        `MAX_PENDING_S` at the measured pace. Before anything is measured only the former counts."""
         pending = worker.pending_tokens
         if pending < STEP_TOKENS:
             return True

@@ -78,8 +78,8 @@ class Service(Protocol):
 
     def cancel(self, request_id: str, tenant: Tenant) -> None:
         """`tenant` wants this request of its own to end: its stream gets CANCELLED (RequestCancelled) as its last
-        output, and everything is released. Does nothing if it has ended already. Raises UnknownRequest if there is
-        none, or it is another's."""
+        output, and everything is released. Does nothing if the request has ended already. Raises UnknownRequest if
+        `tenant` has no such request."""
         ...
 
     def cut(self, request_id: str, error: RequestError) -> None:

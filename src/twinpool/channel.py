@@ -4,8 +4,8 @@ A channel hands each message that arrives to one callback, on the event loop; se
 connection is ``worker_id/incarnation``: a process that comes back has a new one, so it is never mistaken for the old.
 
 Every connection is encrypted and authenticated both ways by CURVE (https://rfc.zeromq.org/spec/26). Both key pairs, the
-bound side's and the one that all who connect share, are made from the join token, so that who has it can do both and
-who has not can do neither: nobody else gets a message in, reads one, or is taken for the bound side.
+bound side's and the one that all connecting sides share, are made from the join token. Without the token nobody gets a
+message in, reads one, or is taken for the bound side.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from twinpool.messages import MAX_MESSAGE_BYTES, Message, decode, encode
 
 MAX_QUEUED_MESSAGES = 100_000
 HANDSHAKE_LIMIT_MS = 5_000
-"""Who has not said by then that it has the token is cut off."""
+"""A connection that has not proved by then that it has the token is cut off."""
 RECONNECT_MS = 250
 LONGEST_RECONNECT_MS = 2_000
 
@@ -77,8 +77,10 @@ class Channel:
             self._look_at(event["event"], int(event["value"]))
 
     def _look_at(self, event: int, descriptor: int) -> None:
-        """Keeps `_greeting`, the connections whose handshake is not over. zmq does not say whose has succeeded: it is
-        the latest, for the others' would have, had they the token.
+        """Keeps `_greeting`, the connections whose handshake is not over, in order.
+
+        zmq does not say whose handshake has succeeded. It is taken to be the latest connection's: had the older ones
+        the token, theirs would have succeeded before.
         """
         if event & _BEGUN:
             self._greeting[descriptor] = None
@@ -165,8 +167,8 @@ class RouterChannel(Channel):
         *,
         setting: str = "--control",
     ) -> None:
-        """Binds to `bind`; a port of ``*`` takes any free one. `setting` is the flag that an error names. Connections
-        of who has not the token come to `on_junk` as StrangerRefused, without an identity.
+        """Binds to `bind`; a port of ``*`` takes any free one. `setting` is the flag that an error names. A connection
+        without the token is reported to `on_junk` as StrangerRefused, without an identity.
 
         Raises:
             ConfigError: the address cannot be bound.
@@ -206,9 +208,11 @@ class RouterChannel(Channel):
 
 
 class DealerChannel(Channel):
-    """The connecting side: one peer. `num_refused` counts the attempts to connect, since the last that succeeded, that
-    the other side took and then broke off: it has another token, or is no channel. `num_broken` counts connections that
-    were up and ended: zmq connects again by itself, but messages that were on their way, in either direction, are lost.
+    """The connecting side: one peer.
+
+    `num_refused` counts the connections, since the last that succeeded, which the other side took and then broke off:
+    it has another token, or is no channel. `num_broken` counts connections that were up and ended. zmq connects again
+    by itself, but messages that were on their way, in either direction, are lost.
     """
 
     def __init__(
@@ -264,7 +268,7 @@ class _Keys:
 
 
 class _Doorkeeper:
-    """Tells zmq (https://rfc.zeromq.org/spec/27) to let in those who prove that they have the key `admitted`."""
+    """Tells zmq (https://rfc.zeromq.org/spec/27) to let in only clients that have proved to hold the key `admitted`."""
 
     def __init__(
         self, context: zmq.Context[zmq.Socket[bytes]], loop: asyncio.AbstractEventLoop, admitted: bytes

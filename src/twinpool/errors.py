@@ -22,7 +22,7 @@
     │   ├── ClientTooSlow            408: its client does not take what it is sent
     │   └── RequestFailed            500: accepted, then lost (a worker died, a transfer broke)
     ├── ProtocolError            a message that does not decode, or comes at the wrong time
-    │   └── StrangerRefused          a connection of somebody who has not the join token
+    │   └── StrangerRefused          a connection without the join token
     ├── WorkerDenied             the coordinator does not let this worker in
     ├── NotAMember               the coordinator does not know this worker process any more
     ├── StepStuck                a model step does not end
@@ -159,7 +159,7 @@ class NoWorker(RequestError):
 
 
 class RequestCancelled(RequestError):
-    """The request was cancelled, by its client's word or because its client left."""
+    """The request was cancelled: its client asked for it, or left."""
 
     status = 499
     kind = "cancelled"
@@ -195,7 +195,8 @@ class ProtocolError(TwinpoolError):
 
 
 class StrangerRefused(ProtocolError):
-    """Somebody connected who has not the join token, or does not speak the protocol at all. Nothing of it got in."""
+    """A connection without the join token, or of something that does not speak the protocol at all. Nothing of it got
+    in."""
 
 
 class WorkerDenied(TwinpoolError):
@@ -235,7 +236,8 @@ class DigestMismatch(TransferError):
 
 
 class InvariantViolation(TwinpoolError):
-    """A bug in Twinpool: an ownership or lifecycle rule was broken, for the request `request_id` if it is one's."""
+    """A bug in Twinpool: an ownership or lifecycle rule was broken. `request_id` is the request that it was broken for,
+    None if that is not known."""
 
     def __init__(self, message: str, *, request_id: str | None = None) -> None:
         super().__init__(message)
