@@ -19,19 +19,24 @@ _NAME = re.compile(rf"{PREFIX}(\.[A-Za-z0-9_-]+){{3}}\.life")
 
 
 class Life:
-    """This process's. `name` is what others need to open a `Witness` of it."""
+    """The lock of this process. `name` is what others need to open a `Witness` of it."""
 
     def __init__(self, end: LocalEnd) -> None:
         """Raises ConfigError if the file cannot be made."""
         self.name = f"{PREFIX}.{end.deployment}.{end.worker_id}.{end.incarnation}.life"
-        # Nameless until it is locked, so that nobody ever takes the living for dead.
-        self._fd = os.open(DIRECTORY, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        self._fd = -1
         try:
+            # Nameless until it is locked, so that nobody ever takes the living for dead.
+            self._fd = os.open(DIRECTORY, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.link(f"/proc/self/fd/{self._fd}", DIRECTORY / self.name, src_dir_fd=self._fd)
         except OSError as exc:
-            os.close(self._fd)
-            raise ConfigError(f"{DIRECTORY / self.name} cannot be had: {exc}") from exc
+            if self._fd >= 0:
+                os.close(self._fd)
+            raise ConfigError(
+                f"{DIRECTORY / self.name}, the lock by which others tell whether this worker lives, cannot be made: "
+                f"{exc}; allow this user to make files in {DIRECTORY}"
+            ) from exc
 
     def close(self) -> None:
         """Says that this process writes to no other's pool any more. Calling it twice is fine."""
@@ -42,7 +47,7 @@ class Life:
 
 
 class Witness:
-    """Another process's life, opened while that process was known to live."""
+    """The lock of another process, opened while that process was known to live."""
 
     def __init__(self, name: str) -> None:
         """Raises TransportUnavailable if `name` is none that this process can open."""

@@ -15,7 +15,7 @@ import secrets
 import stat
 import tomllib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -212,20 +212,22 @@ def _read_key(path: Path, entry: Any) -> KeyHash:
 
 def _read_tenant(path: Path, name: str, entry: Any) -> Tenant:
     require_tenant_name(f"--api-keys {path}: [tenant.NAME]", name)
-    kinds = {field.name: _KINDS[str(field.type)] for field in fields(Tenant) if field.name != "name"}
-    _require_only(path, f"[tenant.{name}]", entry, tuple(kinds))
+    _require_only(path, f"[tenant.{name}]", entry, tuple(_TENANT_FIELDS))
     for field, value in entry.items():
-        kind, words = kinds[field]
+        kind, words = _TENANT_FIELDS[field]
         is_right = isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
         require(f"--api-keys {path}: {field} of tenant {name!r}", value, is_right, words)
     return Tenant(name, **entry)
 
 
-_KINDS: Mapping[str, tuple[Any, str]] = {
-    "int | None": (int, "a whole number"),
-    "float": (int | float, "a number"),
-    "bool": (bool, "true or false"),
+_TENANT_FIELDS: Mapping[str, tuple[Any, str]] = {
+    "requests_per_minute": (int, "a whole number"),
+    "tokens_per_minute": (int, "a whole number"),
+    "weight": (int | float, "a number"),
+    "shares_cache": (bool, "true or false"),
+    "read_metrics": (bool, "true or false"),
 }
+"""What a `[tenant.NAME]` table may say: fields of `Tenant`, which checks their ranges."""
 
 
 def _require_only(path: Path, where: str, entry: Any, allowed: tuple[str, ...]) -> None:
