@@ -93,6 +93,8 @@ class GatewayProtocol(HttpToolsProtocol):
         self._is_reading_head = True
         self._is_message_complete = False
         self._is_deaf = False
+        # `_head_bytes` came while a head was incomplete; `_named_bytes` are those of its target and headers that the
+        # parser has told of. Only the latter see a head that comes whole in one piece.
         self._head_bytes = self._named_bytes = self._num_headers = 0
         self._num_taken = 0
         self._taken_at = self.loop.time()

@@ -4,27 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterator
-from typing import Protocol
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from twinpool.coordinator.gateway.connection import Connection
 from twinpool.metrics import GATEWAY_GAUGE_HELP, GATEWAY_METRIC_HELP, GatewayGauge, GatewayMetric
 
 PREFIX = "twinpool_"
-
-
-class Buffering(Protocol):
-    """A connection, as far as its buffers go."""
-
-    backlog_bytes: int
-
-    @property
-    def buffered_bytes(self) -> int:
-        """Bytes that were written and wait for the client."""
-        ...
 
 
 class GatewayMeter(Collector):
@@ -32,7 +21,7 @@ class GatewayMeter(Collector):
 
     def __init__(self) -> None:
         self._counts: Counter[GatewayMetric] = Counter()
-        self._connections: Collection[Buffering] = ()
+        self._connections: Collection[Connection] = ()
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
 
@@ -40,7 +29,7 @@ class GatewayMeter(Collector):
         """One more."""
         self._counts[metric] += 1
 
-    def watch(self, connections: Collection[Buffering]) -> None:
+    def watch(self, connections: Collection[Connection]) -> None:
         """Takes the collection of open connections, to which the caller goes on adding and from which it removes."""
         self._connections = connections
 

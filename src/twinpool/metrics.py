@@ -55,7 +55,7 @@ METRIC_HELP: dict[WorkerMetric, str] = {
     WorkerMetric.REFUSED: "Jobs refused here.",
     WorkerMetric.EXPIRED: "Reservations that ran out before their KV came.",
     WorkerMetric.JUNK_MESSAGES: "Messages that did not decode or made no sense.",
-    WorkerMetric.STRANGERS: "Connections of somebody who has not the join token.",
+    WorkerMetric.STRANGERS: "Connections without the join token.",
     WorkerMetric.INVARIANT_VIOLATIONS: "Broken ownership invariants. Anything but 0 is a bug in Twinpool.",
 }
 
