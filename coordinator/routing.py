@@ -142,7 +142,7 @@ class Router:
     ) -> list[tuple[Candidate, Worker]]:
         found = []
         for worker in self._registry.of_role(role):
-            if self._has_room(worker, kind, request, now) and self._has_time(worker, request):
+            if self._can_take(worker, kind, request, now) and self._has_time(worker, request):
                 matched = self.matched(request, worker)
                 cost = worker.pending_tokens + request.num_tokens - matched
                 if kind is LegKind.GENERATE:
@@ -159,8 +159,9 @@ class Router:
         is_short = pending + request.num_tokens <= MAX_PENDING_PROMPT_TOKENS
         return is_short and 0 < self._pace.seconds_before(pending) <= MAX_PENDING_S
 
-    def _has_room(self, worker: Worker, kind: LegKind, request: Request, now: float) -> bool:
-        """Whether the worker can ever hold the whole request, and take it now."""
+    def _can_take(self, worker: Worker, kind: LegKind, request: Request, now: float) -> bool:
+        """Whether the worker has a pool that the whole request fits in, has been heard of lately, did not just have to
+        preempt, and, if it decodes, holds fewer than `most_sequences`."""
         if now < worker.full_until or now - worker.seen_at > self._quiet_s:
             return False
         if request.max_slots > worker.num_slots:
@@ -173,7 +174,7 @@ class Router:
         found = []
         for worker in self._registry.of_role(Role.DECODE):
             linked = self._registry.link(prefill, worker) is not None
-            if linked and self._has_room(worker, LegKind.DECODE, request, now):
+            if linked and self._can_take(worker, LegKind.DECODE, request, now):
                 matched = self.matched(request, worker)
                 sequences = (len(worker.legs) + 1) / worker.info.max_num_seqs
                 tokens = (worker.held_tokens + request.num_tokens + GROWTH_TOKENS) / worker.usable_slots
