@@ -130,21 +130,6 @@ def test_sigterm_lets_running_streams_end_and_admits_no_new_ones(tmp_path: Path)
         assert not any(is_alive(pid) for pid in workers.values())
 
 
-def test_clients_that_leave_free_both_pools(tmp_path: Path) -> None:
-    """Left while queued, while prefilling, and while decoding: the blocks come back, the next request works."""
-    long_prompt = "word " * 1400
-    with serving(tmp_path, *FIXED, "--token-budget", "64") as server:
-        for prompt, patience_s in ((long_prompt, 0.05), (long_prompt, 1.0), ("A story:", 1.0)):
-            body = {"prompt": prompt, "max_tokens": 400, "ignore_eos": True, "temperature": 0}
-            with pytest.raises(httpx.ReadTimeout):
-                httpx.post(
-                    server.url + "/v1/completions", json=body, timeout=httpx.Timeout(10, read=patience_s)
-                )
-            server.wait_until_empty(5)
-        assert stream(server, "Still there?", 4)[1] == "length"
-        assert server.metric("twinpool_requests_total", outcome="cancelled") == 3
-
-
 def test_a_full_queue_answers_429_with_retry_after(tmp_path: Path) -> None:
     """One running, two waiting; the next is refused at once and told when to come back."""
     with (
