@@ -38,6 +38,7 @@ from twinpool.coordinator.service import Output, Submission
 from twinpool.coordinator.state import CoordinatorCore
 from twinpool.coordinator.streams import OutputStream
 from twinpool.coordinator.tenants import Tenant
+from twinpool.coordinator.vital import OnFailure, start_vital
 from twinpool.errors import (
     InvariantViolation,
     NoWorker,
@@ -66,8 +67,9 @@ class Coordinator:
     """One coordinator: the `Service` behind the gateway, and the workers' control endpoint.
 
     `eos_token_ids` are the tokens that end an answer of the served model. `end_process(worker_id, pid)` kills that
-    process if it is one that this server started; it does not wait. All methods are called on the event
-    loop that ran `start`.
+    process if it is one that this server started; it does not wait. `on_failure` is called if the timer fails:
+    the server must end then, for no lease or deadline does. All methods are called on the event loop that ran
+    `start`.
     """
 
     def __init__(
@@ -76,10 +78,13 @@ class Coordinator:
         eos_token_ids: tuple[int, ...],
         clock: Clock | None = None,
         end_process: Callable[[str, int], None] | None = None,
+        *,
+        on_failure: OnFailure,
     ) -> None:
         self._config = config
         self._clock = clock or MonotonicClock()
         self._end_process = end_process
+        self._on_failure = on_failure
         self._core = CoordinatorCore(config, eos_token_ids)
         self._own_counts: Counter[WorkerMetric] = Counter()
         self._junk_log = JunkLog(log)
@@ -104,8 +109,7 @@ class Coordinator:
         self._channel = RouterChannel(
             self._config.control, self._config.join_token, self._on_message, self._on_junk
         )
-        self._ticker = asyncio.create_task(self._tick(), name="coordinator tick")
-        self._ticker.add_done_callback(_tell_of_failure)
+        self._ticker = start_vital(self._tick(), "no lease or deadline would end any more", self._on_failure)
 
     @property
     def endpoint(self) -> str:
@@ -335,10 +339,3 @@ class Coordinator:
                     await self._handled.wait()
         except TimeoutError:
             log.warning("%s after %g s; going on without", what_else, timeout_s)
-
-
-def _tell_of_failure(ticker: asyncio.Task[None]) -> None:
-    if not ticker.cancelled() and (exc := ticker.exception()) is not None:
-        log.critical(
-            "no lease or deadline ends any more: the timer has failed; restart the server", exc_info=exc
-        )

@@ -89,7 +89,9 @@ class _Site:
         """Starts everything, waits for the end, stops everything."""
         loop = asyncio.get_running_loop()
         tokenizer = Tokenizer.from_dir(self._model.path)
-        coordinator = Coordinator(self._config, tokenizer.eos_token_ids, end_process=self._end_process)
+        coordinator = Coordinator(
+            self._config, tokenizer.eos_token_ids, end_process=self._end_process, on_failure=self._fail
+        )
         name = self._config.served_model_name or self._model.name
         async with AsyncExitStack() as ending:  # in reverse order, each whatever became of the others
             sweep("*")  # of servers that were killed with all their workers
@@ -112,7 +114,9 @@ class _Site:
             ending.push_async_callback(self._stop_workers, launcher)
             meter = GatewayMeter()
             app = create_app(coordinator, tokenizer, name, limits=self._gateway, keys=self._keys, meter=meter)
-            http = await serve_http(app, self._config.host, self._config.port, self._gateway, meter)
+            http = await serve_http(
+                app, self._config.host, self._config.port, self._gateway, meter, self._fail
+            )
             ending.push_async_callback(http.stop, HTTP_STOP_S)
             ending.push_async_callback(self._drain, coordinator)
             for number in (signal.SIGTERM, signal.SIGINT):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import resource
 import socket
 from collections.abc import Iterator
@@ -17,9 +16,8 @@ from starlette.types import ASGIApp
 from twinpool.config import GatewayConfig, require
 from twinpool.coordinator.gateway.http_protocol import GatewayProtocol
 from twinpool.coordinator.gateway.meter import GatewayMeter
+from twinpool.coordinator.vital import OnFailure, start_vital
 from twinpool.errors import ConfigError
-
-log = logging.getLogger(__name__)
 
 BACKLOG = 2048
 IDLE_CONNECTION_S = 75
@@ -75,9 +73,11 @@ class HttpServer:
 
 
 async def serve_http(
-    app: ASGIApp, host: str, port: int, limits: GatewayConfig, meter: GatewayMeter
+    app: ASGIApp, host: str, port: int, limits: GatewayConfig, meter: GatewayMeter, on_failure: OnFailure
 ) -> HttpServer:
     """Serves `app` on the running event loop until `HttpServer.stop`. A `port` of 0 takes any free one.
+
+    `on_failure` is called if nobody watches the clients any more: the server must end then.
 
     Raises:
         ConfigError: the address cannot be listened on, or this process may not open that many connections.
@@ -108,8 +108,11 @@ async def serve_http(
         up.cancel()
     if task.done():
         task.result()
-    checking = asyncio.create_task(_check(connections, limits.client_stall_s / CHECKS_PER_STALL))
-    checking.add_done_callback(_tell_of_failure)
+    checking = start_vital(
+        _check(connections, limits.client_stall_s / CHECKS_PER_STALL),
+        "no client that takes nothing would be cut any more",
+        on_failure,
+    )
     return HttpServer(server, task, checking, listener.getsockname()[1])
 
 
@@ -120,13 +123,6 @@ async def _check(connections: set[GatewayProtocol], every_s: float) -> None:
         await asyncio.sleep(every_s)
         for connection in list(connections):
             connection.check(now())
-
-
-def _tell_of_failure(checking: asyncio.Task[None]) -> None:
-    if not checking.cancelled() and (exc := checking.exception()) is not None:
-        log.critical(
-            "clients that take nothing are not cut any more: looking at them has failed", exc_info=exc
-        )
 
 
 def _with_files(limits: GatewayConfig) -> GatewayConfig:

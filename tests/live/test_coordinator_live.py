@@ -11,6 +11,7 @@ import pytest
 import zmq
 import zmq.asyncio
 from support.coordinator_core import EOS, register, stats
+from support.http_gateway import must_not_fail
 from support.join_token import TEST_TOKEN
 
 from twinpool.channel import DealerChannel, _Keys
@@ -155,7 +156,9 @@ class Live:
 @asynccontextmanager
 async def running(**settings: Any) -> AsyncIterator[tuple[Live, Coordinator]]:
     coordinator = Coordinator(
-        CoordinatorConfig(**({"drain_s": 2.0, "join_token": TEST_TOKEN} | settings)), (EOS,)
+        CoordinatorConfig(**({"drain_s": 2.0, "join_token": TEST_TOKEN} | settings)),
+        (EOS,),
+        on_failure=must_not_fail,
     )
     await coordinator.start()
     live = Live(coordinator)

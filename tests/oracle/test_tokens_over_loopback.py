@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from support.http_gateway import must_not_fail
 from support.join_token import TEST_TOKEN
 from support.reference import Reference, prompts
 
@@ -87,7 +88,7 @@ async def test_forty_prompts_over_loopback(model_dir: Path, reference: Reference
     """All prompts at once; afterwards every block of both pools is free or cached."""
     asked = prompts(model_dir)
     async with AsyncExitStack() as stack:
-        coordinator = Coordinator(CoordinatorConfig(join_token=TEST_TOKEN), ())
+        coordinator = Coordinator(CoordinatorConfig(join_token=TEST_TOKEN), (), on_failure=must_not_fail)
         await coordinator.start()
         stack.push_async_callback(coordinator.drain_and_stop)
         for role in CORES:

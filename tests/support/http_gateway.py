@@ -17,6 +17,7 @@ from twinpool.coordinator.gateway.http_server import HttpServer, serve_http
 from twinpool.coordinator.gateway.key_ring import KeyRing
 from twinpool.coordinator.gateway.meter import GatewayMeter
 from twinpool.coordinator.gateway.routes import create_app
+from twinpool.errors import TwinpoolError
 
 THE = tuple(tiny_tokenizer().encode("the"))
 HELLO = {"messages": [{"role": "user", "content": "Hi"}]}
@@ -43,12 +44,17 @@ class Gateway:
         return float(line.split()[1])
 
 
+def must_not_fail(error: TwinpoolError) -> None:
+    """Fails the test, as an error that nobody handles, if work that a server needs ends."""
+    raise AssertionError(error)
+
+
 async def serve(
     service: ScriptedService, host: str, port: int, keys: KeyRing | None = None, **limits: Any
 ) -> Gateway:
     config, meter = GatewayConfig(**limits), GatewayMeter()
     app = create_app(service, tiny_tokenizer(), MODEL, limits=config, keys=keys, meter=meter)
-    return Gateway(service, await serve_http(app, host, port, config, meter), meter)
+    return Gateway(service, await serve_http(app, host, port, config, meter, must_not_fail), meter)
 
 
 async def until(condition: Callable[[], bool]) -> None:
