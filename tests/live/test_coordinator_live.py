@@ -241,7 +241,7 @@ async def test_a_worker_with_another_model_is_told_both_names() -> None:
 
 
 async def test_a_silent_worker_is_lost_after_its_lease_and_its_requests_fail_clearly() -> None:
-    async with running(lease_s=0.3, max_attempts=1) as (live, coordinator):
+    async with running(heartbeat_s=0.1, lease_s=0.3, max_attempts=1) as (live, coordinator):
         prefill = live.worker("prefill-0", Role.PREFILL, serves=True)
         decode = live.worker("decode-0", Role.DECODE)
         await until(lambda: coordinator.ready()[0])
