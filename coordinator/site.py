@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
-import sys
 import uuid
 from collections.abc import Collection, Sequence
 from contextlib import AsyncExitStack
@@ -19,13 +18,13 @@ from twinpool.coordinator.gateway.key_ring import KeyRing
 from twinpool.coordinator.gateway.meter import GatewayMeter
 from twinpool.coordinator.gateway.routes import create_app
 from twinpool.coordinator.launch import Launcher, WorkerSpec
-from twinpool.coordinator.private_log import PrivateFormatter
 from twinpool.coordinator.server import Coordinator
 from twinpool.engine.model_files import ResolvedModel, resolve
 from twinpool.engine.tokenizer import Tokenizer
 from twinpool.errors import ConfigError, TwinpoolError
 from twinpool.join_token import VARIABLE
 from twinpool.kv_transfer.shm import sweep
+from twinpool.private_log import log_to_stderr
 
 log = logging.getLogger(__name__)
 
@@ -45,9 +44,7 @@ def serve(
     Raises:
         ModelError, ConfigError: it cannot start; the message says what to change.
     """
-    to_stderr = logging.StreamHandler(sys.stderr)
-    to_stderr.setFormatter(PrivateFormatter("%(asctime)s coordinator %(levelname)s %(message)s"))
-    logging.basicConfig(level=logging.INFO, handlers=[to_stderr])
+    log_to_stderr("coordinator")
     keys = KeyRing(gateway.api_keys_file, gateway.api_keys) if _has_keys(gateway) else None
     if keys is None and not is_loopback(config.host):
         log.warning(

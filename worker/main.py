@@ -9,7 +9,6 @@ import os
 import platform
 import signal
 import socket
-import sys
 import uuid
 from collections.abc import Callable
 from pathlib import Path
@@ -37,6 +36,7 @@ from twinpool.kv_transfer.shm import SharedPool
 from twinpool.kv_transfer.tcp_wire import family
 from twinpool.layout import KVLayout
 from twinpool.messages import Register
+from twinpool.private_log import log_to_stderr
 from twinpool.worker.links import LinkSettings, LocalPool
 from twinpool.worker.process import EXIT_CONFIG, EXIT_FAILED, EXIT_START_ANEW, start_anew, watch_lifeline
 from twinpool.worker.shell import CountingCore, WorkerParts, WorkerShell
@@ -51,9 +51,7 @@ def run_worker(config: WorkerConfig, make_core: CoreFactory) -> int:
     """Runs a worker in this process until it is told to stop; returns the exit status."""
     worker_id = config.link.worker_id
     setproctitle.setproctitle(f"twinpool worker --role {config.role} --id {worker_id}")
-    logging.basicConfig(
-        level=logging.INFO, stream=sys.stderr, format=f"%(asctime)s {worker_id} %(levelname)s %(message)s"
-    )
+    log_to_stderr(worker_id)
     try:
         require_kv_host(config)
         _bind_threads(config)
@@ -65,11 +63,11 @@ def run_worker(config: WorkerConfig, make_core: CoreFactory) -> int:
     except NotAMember as exc:
         log.warning("%s; all that it holds is given up", exc)
         return EXIT_START_ANEW
-    except InvariantViolation:
-        log.exception("a bug in Twinpool; please report it")
-        return EXIT_FAILED
-    except TwinpoolError as exc:
-        log.error("%s", exc)
+    except Exception as exc:  # in our log whatever it is: Python's own words may quote a prompt
+        if isinstance(exc, TwinpoolError) and not isinstance(exc, InvariantViolation):
+            log.error("%s", exc)
+        else:
+            log.exception("a bug in Twinpool; please report it")
         return EXIT_FAILED
 
 

@@ -11,11 +11,15 @@ import httpx
 import pytest
 from support.gateway import ScriptedService
 from support.http_gateway import running
+from support.join_token import TEST_TOKEN
 
-from twinpool.coordinator.private_log import PrivateFormatter
+from twinpool.config import EngineConfig, LinkConfig, Role, SchedulerConfig, TransferConfig, WorkerConfig
 from twinpool.coordinator.service import Output
 from twinpool.engine.tokenizer import Tokenizer
 from twinpool.errors import InvariantViolation, NoWorker, QueueFull, RequestFailed
+from twinpool.private_log import PrivateFormatter
+from twinpool.worker.main import run_worker
+from twinpool.worker.process import EXIT_FAILED
 
 SECRET = "swordfish"
 CHAT = "/v1/chat/completions"
@@ -122,6 +126,31 @@ def test_a_bug_is_logged_without_the_text_that_it_stumbled_over() -> None:
     assert "ValueError\nwhich led to" in written
     assert written.endswith("InvariantViolation: two owners")
     assert "in tokenize" in written
+
+
+def test_a_bug_in_a_worker_ends_it_without_the_text_that_it_stumbled_over(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def embed(_: WorkerConfig) -> None:
+        raise IndexError(f"no token {SECRET}")
+
+    monkeypatch.setattr(logging.root, "handlers", [])
+    monkeypatch.setattr("setproctitle.setproctitle", lambda _: None)
+    monkeypatch.setattr("twinpool.worker.main.require_kv_host", embed)
+    config = WorkerConfig(
+        Role.DECODE,
+        LinkConfig("tcp://127.0.0.1:1", "decode-0", TEST_TOKEN),
+        EngineConfig("nowhere"),
+        SchedulerConfig(),
+        TransferConfig(),
+    )
+
+    assert run_worker(config, lambda *_: pytest.fail("no core without a model")) == EXIT_FAILED
+    written = capsys.readouterr().err
+    assert "decode-0 ERROR a bug in Twinpool" in written
+    assert written.endswith("IndexError\n")
+    assert "in embed" in written
+    assert SECRET not in written
 
 
 async def test_a_bug_in_the_gateway_goes_through_the_servers_own_log(

@@ -1,14 +1,22 @@
-"""The server's log lines, without what clients say to the model."""
+"""The log lines of server and workers, without what clients say to the model."""
 
 from __future__ import annotations
 
 import logging
+import sys
 import traceback
 from types import TracebackType
 
 from twinpool.errors import TwinpoolError
 
 _ExcInfo = tuple[type[BaseException], BaseException, TracebackType | None] | tuple[None, None, None]
+
+
+def log_to_stderr(who: str) -> None:
+    """Sends this process's log lines, each with the name `who`, to stderr. Call it once, before anything is logged."""
+    to_stderr = logging.StreamHandler(sys.stderr)
+    to_stderr.setFormatter(PrivateFormatter(f"%(asctime)s {who} %(levelname)s %(message)s"))
+    logging.basicConfig(level=logging.INFO, handlers=[to_stderr])
 
 
 class PrivateFormatter(logging.Formatter):
