@@ -1,8 +1,7 @@
 """Knowing for certain whether another process of this host still lives.
 
 A worker that is silent may be dead or frozen, and one that is frozen in the middle of a one-sided write ends it when it
-wakes. So a prefill worker holds a lock on a file of its own, which the kernel drops when the process dies, however it
-does, and at no other time. Whoever has opened the file can ask.
+wakes. So a prefill worker holds the lock on an owned file (`owned_file.py`), and decode workers of its host ask that.
 """
 
 from __future__ import annotations
@@ -11,9 +10,10 @@ import fcntl
 import os
 import re
 
-from twinpool.errors import ConfigError, TransportUnavailable
+from twinpool.errors import TransportUnavailable
+from twinpool.kv_transfer import owned_file
 from twinpool.kv_transfer.connector import LocalEnd
-from twinpool.kv_transfer.shm import DIRECTORY, PREFIX, owner_is_gone
+from twinpool.kv_transfer.owned_file import DIRECTORY, PREFIX, owner_is_gone
 
 _NAME = re.compile(rf"{PREFIX}(\.[A-Za-z0-9_-]+){{3}}\.life")
 
@@ -22,21 +22,9 @@ class Life:
     """The lock of this process. `name` is what others need to open a `Witness` of it."""
 
     def __init__(self, end: LocalEnd) -> None:
-        """Raises ConfigError if the file cannot be made."""
+        """Raises ConfigError if the file cannot be made; the message says what to do."""
         self.name = f"{PREFIX}.{end.deployment}.{end.worker_id}.{end.incarnation}.life"
-        self._fd = -1
-        try:
-            # Nameless until it is locked, so that nobody ever takes the living for dead.
-            self._fd = os.open(DIRECTORY, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
-            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            os.link(f"/proc/self/fd/{self._fd}", DIRECTORY / self.name, src_dir_fd=self._fd)
-        except OSError as exc:
-            if self._fd >= 0:
-                os.close(self._fd)
-            raise ConfigError(
-                f"{DIRECTORY / self.name}, the lock by which others tell whether this worker lives, cannot be made: "
-                f"{exc}; allow this user to make files in {DIRECTORY}"
-            ) from exc
+        self._fd = owned_file.create(self.name, "the lock by which others tell whether this worker lives")
 
     def close(self) -> None:
         """Says that this process writes to no other's pool any more. Calling it twice is fine."""

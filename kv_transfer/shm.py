@@ -17,7 +17,6 @@ import stat
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
@@ -26,13 +25,13 @@ from numpy.typing import NDArray
 
 from twinpool.config import MOST_TOKENS
 from twinpool.errors import ConfigError, InvariantViolation, PeerLost, TransferError, TransportUnavailable
+from twinpool.kv_transfer import owned_file
 from twinpool.kv_transfer.connector import BlockRange, KVRegion, LocalEnd, PushReport
+from twinpool.kv_transfer.owned_file import DIRECTORY, PREFIX, owner_is_gone
 from twinpool.kv_transfer.plan import layer_group, runs
 from twinpool.kv_transfer.pushes import PushLog
 from twinpool.layout import KVLayout
 
-DIRECTORY = Path("/dev/shm")
-PREFIX = "twinpool"
 _NAME = re.compile(r"[A-Za-z0-9_-]+")
 _MIN_COPY_BYTES = 64 << 10
 _MAX_COPY_BYTES = 4 << 20
@@ -63,7 +62,8 @@ class SharedPool:
 
         Raises:
             TransportUnavailable: no shared memory on this machine.
-            ConfigError: it is too small, or a name holds characters that no file name should.
+            ConfigError: it is too small or not this user's to use, or a name holds characters that no file name
+                should; the message says what to do.
         """
         if (reason := why_unavailable()) is not None:
             raise TransportUnavailable(f"transport shm: {reason}")
@@ -72,17 +72,16 @@ class SharedPool:
                 raise ConfigError(f"{part!r} names a shared pool; allowed: letters, digits, - and _")
         self.path = DIRECTORY / f"{PREFIX}.{end.deployment}.{end.worker_id}.{end.incarnation}"
         _require_space(nbytes)
-        # Nameless until it is locked and has all its pages, so that no other process ever sees it half made.
-        self._fd = os.open(DIRECTORY, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        self._fd = owned_file.create(self.path.name, f"the KV pool of {nbytes / 1e6:.0f} MB", nbytes)
         try:
-            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            os.posix_fallocate(self._fd, 0, nbytes)
-            # With a directory, even one it does not need, Python follows the link to the nameless file.
-            os.link(f"/proc/self/fd/{self._fd}", self.path, src_dir_fd=self._fd)
+            self._map = mmap.mmap(self._fd, nbytes)
         except OSError as exc:
+            self.path.unlink(missing_ok=True)
             os.close(self._fd)
-            raise ConfigError(f"{nbytes} bytes of shared memory at {self.path} cannot be had: {exc}") from exc
-        self._map = mmap.mmap(self._fd, nbytes)
+            raise ConfigError(
+                f"the KV pool of {nbytes / 1e6:.0f} MB cannot be mapped: {exc.strerror}; lower --num-blocks or "
+                "--kv-memory-fraction, or let this process have more memory (ulimit -v)"
+            ) from exc
         self.memory = memoryview(self._map)
 
     def close(self) -> None:
@@ -283,16 +282,6 @@ def _objection(pool: os.stat_result, nbytes: int) -> str | None:
             f"is {mode} of user {pool.st_uid}, not a file that user {os.geteuid()} alone may read and write"
         )
     return f"has {pool.st_size} bytes, not {nbytes}" if pool.st_size < nbytes else None
-
-
-def owner_is_gone(fd: int, kind: int) -> bool:
-    """Whether nobody holds the exclusive lock on the open file `fd`: found out by a lock of `kind`, for a moment."""
-    try:
-        fcntl.flock(fd, kind | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    fcntl.flock(fd, fcntl.LOCK_UN)
-    return True
 
 
 def _require_space(nbytes: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -11,9 +12,11 @@ from contextlib import contextmanager
 
 import pytest
 
-from twinpool.errors import TransportUnavailable
+from twinpool.errors import ConfigError, TransportUnavailable
 from twinpool.kv_transfer.connector import LocalEnd
 from twinpool.kv_transfer.life import Life, Witness
+from twinpool.kv_transfer.owned_file import DIRECTORY
+from twinpool.kv_transfer.shm import SharedPool
 
 DEADLINE_S = 20.0
 _HOLDER = """
@@ -70,6 +73,38 @@ def test_a_life_that_is_closed_is_over_and_leaves_no_file() -> None:
     assert witness.is_over
     witness.close()
     assert not os.path.exists(f"/dev/shm/{life.name}")
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "advice"),
+    [
+        (
+            "open",
+            PermissionError(errno.EACCES, "Permission denied"),
+            "allow this user to make files in /dev/shm",
+        ),
+        ("open", OSError(errno.EMFILE, "Too many open files"), "ulimit -n"),
+        ("posix_fallocate", OSError(errno.ENOSPC, "No space left on device"), "--shm-size"),
+        ("link", OSError(errno.ENOSPC, "No space left on device"), "--shm-size"),
+    ],
+)
+def test_a_file_that_cannot_be_made_says_what_to_do_and_leaves_nothing_open(
+    call: str, error: OSError, advice: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise error
+
+    num_open = len(os.listdir("/proc/self/fd"))
+    end = LocalEnd("prefill-8", "a8", f"test{os.getpid()}")
+    with monkeypatch.context() as patched:
+        patched.setattr(os, call, refuse)
+        with pytest.raises(ConfigError, match=rf"/dev/shm/twinpool.*{error.strerror}; .*{advice}"):
+            SharedPool(4096, end)
+        if call != "posix_fallocate":
+            with pytest.raises(ConfigError, match=rf"/dev/shm/twinpool.*{error.strerror}; .*{advice}"):
+                Life(end)
+    assert len(os.listdir("/proc/self/fd")) == num_open
+    assert not list(DIRECTORY.glob(f"twinpool.{end.deployment}.prefill-8.*"))
 
 
 @pytest.mark.parametrize("name", ["", "../etc/passwd", "twinpool.a.b.c.life", "twinpool.a.b.c"])
