@@ -19,7 +19,6 @@ from twinpool.coordinator.timeline import Timeline
 from twinpool.coordinator.waiting import WaitingQueue
 from twinpool.errors import (
     DeadlineExceeded,
-    DuplicateRequest,
     NoWorker,
     RequestCancelled,
     RequestError,
@@ -160,11 +159,6 @@ class Clients:
         self._emit(Refuse(request_id, error))
 
     def _refusal(self, request: Request, now: float) -> RequestError | None:
-        request_id = request.request_id
-        if request_id in self._custody.requests:
-            return DuplicateRequest(
-                f"a request with the id {request_id!r} runs already; wait for it, or choose another id"
-            )
         if self.is_draining:
             return NoWorker(STOPPING)
         num_cached = 0 if request.submission.deadline is None else self._router.best_match(request)

@@ -15,7 +15,8 @@ from twinpool.messages import Message
 
 @dataclass(frozen=True, slots=True)
 class Arrived:
-    """The gateway submits a request. Answered by Refuse at once, or by Emits up to one with `finish`."""
+    """The gateway submits a request, whose id no live one has. Answered by Refuse at once, or by Emits up to one with
+    `finish`."""
 
     submission: Submission
 

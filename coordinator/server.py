@@ -166,16 +166,14 @@ class Coordinator:
     def submit(self, submission: Submission) -> AsyncIterator[Output]:
         """Admits the request; see `Service.submit`."""
         request_id = submission.request_id
-        other = self._streams.get(request_id)
+        if self._core.is_live(request_id):
+            raise InvariantViolation(f"two requests at once have the id {request_id!r}")
         stream = self._streams[request_id] = OutputStream()
         self._handle(Arrived(submission))
         error = self._refusals.pop(request_id, None)
         if error is None and self._core.timeline(request_id) is not None:
             return stream
-        if other is None:
-            del self._streams[request_id]
-        else:
-            self._streams[request_id] = other
+        del self._streams[request_id]
         raise error or RequestFailed("the server failed to take the request on, which is a bug in Twinpool")
 
     def knock(self, request_id: str, tenant: Tenant, priority: int) -> None:

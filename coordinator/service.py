@@ -59,10 +59,10 @@ class Service(Protocol):
         ...
 
     def submit(self, submission: Submission) -> AsyncIterator[Output]:
-        """Admits the request and yields its outputs; ends after the one with `finish`.
+        """Admits the request, whose id no live one has, and yields its outputs; ends after the one with `finish`.
 
-        Raises at once: ContextLengthExceeded, InvalidRequest, NoWorker, DuplicateRequest, and the kinds of TryLater:
-        QueueFull, QuotaExceeded, DeadlineUnmeetable.
+        Raises at once: ContextLengthExceeded, InvalidRequest, NoWorker, and the kinds of TryLater: QueueFull,
+        QuotaExceeded, DeadlineUnmeetable.
         """
         ...
 

@@ -152,6 +152,10 @@ class CoordinatorCore:
             case events.Shutdown():
                 self._shut_down(now)
 
+    def is_live(self, request_id: str) -> bool:
+        """Whether a request with this id has not reached a terminal state, or is still known to a worker."""
+        return request_id in self._custody.requests
+
     @property
     def num_live(self) -> int:
         """Requests that have not reached a terminal state."""

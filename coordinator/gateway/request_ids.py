@@ -53,15 +53,17 @@ class Claim:
 
 
 class RequestIds:
-    """Gives every request an id of its own, the client's where that is possible.
+    """Gives every request an id of its own, the client's where that is possible. No other place looks for duplicates.
 
-    An id that a recent request of the same tenant had gets a suffix, so late news of the one never meets the other.
+    An id that a running or a recent request of the same tenant has or had gets a suffix, so late news of the one never
+    meets the other.
     """
 
     def __init__(self, remembered: int = REMEMBERED_IDS) -> None:
         self._remembered = remembered
         self._taken: OrderedDict[str, None] = OrderedDict()
         self._running: dict[str, list[Claim]] = {}
+        self._held: set[str] = set()
 
     def claim(
         self,
@@ -86,8 +88,9 @@ class RequestIds:
                 "or send X-Allow-Duplicate: true"
             )
         claim = Claim(tenant, wanted, wanted, connection or UnboundedConnection())
-        while claim.request_id in self._taken:
+        while claim.request_id in self._taken or claim.request_id in self._held:
             claim.shown_id = f"{wanted}-{secrets.token_hex(4)}"
+        self._held.add(claim.request_id)
         self._taken[claim.request_id] = None
         if len(self._taken) > self._remembered:
             self._taken.popitem(last=False)
@@ -97,6 +100,7 @@ class RequestIds:
     def release(self, claim: Claim) -> None:
         """The request has ended: its id may be wanted again."""
         key = internal_id(claim.tenant, claim.wanted)
+        self._held.remove(claim.request_id)
         self._running[key].remove(claim)
         if not self._running[key]:
             del self._running[key]

@@ -20,7 +20,14 @@ from twinpool.coordinator.delivery import Delivery
 from twinpool.coordinator.server import Coordinator
 from twinpool.coordinator.service import Output, Submission
 from twinpool.coordinator.tenants import ANYONE, Tenant
-from twinpool.errors import ClientTooSlow, NoWorker, QueueFull, RequestFailed, UnknownRequest
+from twinpool.errors import (
+    ClientTooSlow,
+    InvariantViolation,
+    NoWorker,
+    QueueFull,
+    RequestFailed,
+    UnknownRequest,
+)
 from twinpool.messages import (
     Cancel,
     Denied,
@@ -238,6 +245,19 @@ async def test_a_worker_with_another_model_is_told_both_names() -> None:
         denied = await other.got(Denied)
         assert "model-2" in denied.reason
         assert "model-1" in denied.reason
+
+
+async def test_an_id_that_the_gateway_gives_twice_is_a_bug_and_the_first_request_goes_on() -> None:
+    async with running() as (live, coordinator):
+        live.worker("prefill-0", Role.PREFILL, serves=True)
+        live.worker("decode-0", Role.DECODE, serves=True)
+        await until(lambda: coordinator.ready()[0])
+        outputs = coordinator.submit(request(coordinator))
+        with pytest.raises(InvariantViolation, match="two requests at once have the id 'r'"):
+            coordinator.submit(request(coordinator))
+        tokens, last = await read(outputs)
+        assert tokens == [100, 101, 102, 103, 104]
+        assert last.finish is FinishReason.LENGTH
 
 
 async def test_a_silent_worker_is_lost_after_its_lease_and_its_requests_fail_clearly() -> None:

@@ -8,7 +8,7 @@ from support.coordinator_core import CoreDriver
 from twinpool.config import Role
 from twinpool.coordinator.events import Drain, Knocked, Shutdown
 from twinpool.coordinator.tenants import ANYONE
-from twinpool.errors import ContextLengthExceeded, DuplicateRequest, InvalidRequest, NoWorker, QueueFull
+from twinpool.errors import ContextLengthExceeded, InvalidRequest, NoWorker, QueueFull
 from twinpool.metrics import CoordinatorMetric
 from twinpool.request import FinishReason, RequestState
 
@@ -208,14 +208,4 @@ def test_without_workers_the_answer_is_503_and_says_what_is_missing() -> None:
     assert "no worker has registered" in missing["none"]
     assert "decode pool is empty" in missing["prefill"]
     assert "linked" in missing["unlinked"]
-    driver.assert_empty()
-
-
-def test_an_id_in_use_is_refused_and_the_other_request_goes_on(driver: CoreDriver) -> None:
-    driver.submit(max_tokens=1)
-    driver.submit(max_tokens=1)
-    assert isinstance(driver.refusals["r"], DuplicateRequest)
-    driver.token("P", 0, FinishReason.LENGTH)
-    driver.answer_cancels()
-    assert driver.tokens() == [1000]
     driver.assert_empty()

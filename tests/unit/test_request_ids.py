@@ -82,6 +82,14 @@ def test_an_id_that_is_none_is_replaced(wanted: str | None) -> None:
     assert len(first.shown_id) == 32
 
 
+def test_an_id_that_runs_for_long_is_never_given_twice() -> None:
+    ids = RequestIds(remembered=1)
+    first = ids.claim(ANYONE, "r")
+    ids.release(ids.claim(ANYONE, "other"))
+    second = ids.claim(ANYONE, "r", is_duplicate_fine=True)
+    assert second.request_id != first.request_id
+
+
 def test_only_recent_ids_are_remembered() -> None:
     ids = RequestIds(remembered=2)
 
