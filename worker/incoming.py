@@ -27,6 +27,7 @@ from twinpool.messages import (
     PeerDenied,
     PeerHello,
     PeerInfo,
+    PeerUnknown,
     PeerWelcome,
     ProbeAck,
     ProbeGrant,
@@ -60,6 +61,8 @@ class _Writer:
 class IncomingLinks:
     """A decode worker's side: one socket for all prefill workers, one receiver per transport in use.
 
+    Only workers that were added are let in: for others, whatever they call themselves, nothing is kept.
+
     `on_linked(worker_id, incarnation, transport)` is called when a worker's probe has arrived, before the worker knows;
     `on_message(worker_id, incarnation, message)` gets what is not of a handshake, from workers that shook hands only.
     """
@@ -79,6 +82,7 @@ class IncomingLinks:
         self._on_linked = on_linked
         self._on_message = on_message
         self._on_junk = on_junk
+        self._known: set[str] = set()
         self._writers: dict[str, _Writer] = {}
         self._lost_alive: dict[tuple[str, str], Witness] = {}
         self._receivers: dict[TransportName, KVReceiver] = {}
@@ -113,10 +117,15 @@ class IncomingLinks:
         """Queues a message for a prefill worker. Raises PeerLost."""
         self._channel.send(f"{worker_id}/{incarnation}", message)
 
+    def add(self, peer: PeerInfo) -> None:
+        """From now on that process may open its link."""
+        self._known.add(_identity(peer))
+
     def drop(self, peer: PeerInfo) -> bool:
         """That process counts as gone: nothing more of it is believed. Returns false if it may still write: it writes
         one-sidedly, and its lock says that it lives. `departed` tells when it has died."""
-        identity = f"{peer.worker_id}/{peer.incarnation}"
+        identity = _identity(peer)
+        self._known.discard(identity)
         if (writer := self._writers.pop(identity, None)) is None:
             return True
         writer.cancel_probe()
@@ -152,7 +161,10 @@ class IncomingLinks:
 
     def _received(self, identity: str, message: Message) -> None:
         if isinstance(message, PeerHello):
-            self._spawn(self._welcome(identity, message))
+            if identity in self._known:
+                self._spawn(self._welcome(identity, message))
+            else:
+                self._try_send(identity, PeerUnknown())
             return
         writer = self._writers.get(identity)
         if writer is None:
@@ -179,6 +191,8 @@ class IncomingLinks:
                 self._receivers[name] = await transports.receiver(
                     name, self._pool.region, mine.end, self._pool.shared
                 )
+            if identity not in self._known:  # dropped meanwhile
+                return
             witness = Witness(hello.life) if same_host and name not in TWO_SIDED and hello.life else None
         except (LayoutMismatch, TransportUnavailable, ProtocolError, ConfigError) as exc:
             self._try_send(identity, PeerDenied(str(exc)))
@@ -239,3 +253,7 @@ class IncomingLinks:
             self._channel.send(identity, message)
         except PeerLost as exc:
             log.info("no answer to %s: %s", identity, exc)
+
+
+def _identity(peer: PeerInfo) -> str:
+    return f"{peer.worker_id}/{peer.incarnation}"

@@ -18,6 +18,7 @@ from twinpool.messages import (
     PeerDenied,
     PeerHello,
     PeerInfo,
+    PeerUnknown,
     PeerWelcome,
     ProbeAck,
     ProbeGrant,
@@ -39,6 +40,9 @@ log = logging.getLogger(__name__)
 
 ANSWER_LIMIT_S = 2 * PROBE_LIMIT_S
 """The decode worker probes one link at a time: an answer may have to wait for a probe that ends by its own limit."""
+HELLO_AGAIN_S = 0.1
+MOST_HELLOS = 100
+"""A decode worker may hear of this one from the coordinator later than the other way round: by much less than that."""
 MAX_ANSWERS = 8
 LOOK_S = 0.2
 """How often an open link is asked whether it is lost."""
@@ -134,20 +138,27 @@ class OutgoingLink:
         end, region = self._settings.end, self._pool.region
         while not self._answers.empty():
             self._answers.get_nowait()  # to what was asked before this hello
-        self._channel.send(
-            PeerHello(
-                worker_id=end.worker_id,
-                incarnation=end.incarnation,
-                fingerprint=self._pool.fingerprint,
-                layout=region.layout,
-                transport=self._settings.wanted,
-                transports=usable,
-                host=self._settings.host,
-                encryption=end.encryption,
-                life=self._settings.life,
-            )
+        hello = PeerHello(
+            worker_id=end.worker_id,
+            incarnation=end.incarnation,
+            fingerprint=self._pool.fingerprint,
+            layout=region.layout,
+            transport=self._settings.wanted,
+            transports=usable,
+            host=self._settings.host,
+            encryption=end.encryption,
+            life=self._settings.life,
         )
-        answer = await self._answer((PeerWelcome, PeerDenied))
+        for _ in range(MOST_HELLOS):
+            self._channel.send(hello)
+            answer = await self._answer((PeerWelcome, PeerDenied, PeerUnknown))
+            if not isinstance(answer, PeerUnknown):
+                break
+            await asyncio.sleep(HELLO_AGAIN_S)
+        else:
+            raise PeerLost(
+                f"{self.peer.worker_id} has not heard of this worker from its coordinator; do both have the same one?"
+            )
         if isinstance(answer, PeerDenied):
             raise LayoutMismatch(answer.reason)
         if not isinstance(answer, PeerWelcome) or answer.incarnation != self.peer.incarnation:
@@ -186,7 +197,7 @@ class OutgoingLink:
             raise PeerLost(f"{self.peer.worker_id} has not answered for {ANSWER_LIMIT_S:.0f} s") from exc
 
     def _received(self, _: str, message: Message) -> None:
-        if isinstance(message, (PeerWelcome, PeerDenied, ProbeGrant, ProbeAck)):
+        if isinstance(message, (PeerWelcome, PeerDenied, PeerUnknown, ProbeGrant, ProbeAck)):
             try:
                 self._answers.put_nowait(message)
             except asyncio.QueueFull:

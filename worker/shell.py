@@ -372,6 +372,6 @@ class WorkerShell:
                 self._handle(PeerGone(peer.worker_id, peer.incarnation))
             else:
                 self._handle(LinkLost(peer.worker_id, peer.incarnation))
-        if self._outgoing is not None:
+        if (links := self._links) is not None:
             for peer in new:
-                self._outgoing.add(peer)
+                links.add(peer)

@@ -9,7 +9,7 @@ Who sends what::
                              HandoffReport, Dropped, Left
     coordinator → worker     Welcome, Denied, Peers, Prefill, Reserve, PushTo, Generate, Cancel, Stop, StartAnew
     prefill → decode         PeerHello, ProbeRequest, ProbeSeal, Renew, Seal, RevokeAck
-    decode → prefill         PeerWelcome, PeerDenied, ProbeGrant, ProbeAck, SealAck, Revoke
+    decode → prefill         PeerWelcome, PeerDenied, PeerUnknown, ProbeGrant, ProbeAck, SealAck, Revoke
 """
 
 from __future__ import annotations
@@ -334,6 +334,10 @@ class PeerDenied(Message, frozen=True, tag=True):
     reason: Text
 
 
+class PeerUnknown(Message, frozen=True, tag=True):
+    """The decode worker has not heard of this process from its coordinator, not yet perhaps: say hello again soon."""
+
+
 class Manifest(msgspec.Struct, frozen=True):
     """What was sent, so that the receiver can tell whether it is all there and unchanged.
 
@@ -422,7 +426,7 @@ class ProbeGrant(Message, frozen=True, tag=True):
 AnyMessage = (
     Register | LinkReady | LinkFailed | Heartbeat | Left | Welcome | Denied | Peers | Stop | StartAnew
     | Prefill | Reserve | Granted | PushTo | Generate | StepTokens | PrefillReport | HandoffReport | Dropped | Cancel
-    | PeerHello | PeerWelcome | PeerDenied | Renew | Seal | SealAck | Revoke | RevokeAck
+    | PeerHello | PeerWelcome | PeerDenied | PeerUnknown | Renew | Seal | SealAck | Revoke | RevokeAck
     | ProbeRequest | ProbeGrant | ProbeSeal | ProbeAck
 )  # fmt: skip
 

@@ -24,6 +24,7 @@ from twinpool.messages import (
     Message,
     PeerHello,
     PeerInfo,
+    PeerUnknown,
     PeerWelcome,
     ProbeAck,
     ProbeGrant,
@@ -130,6 +131,7 @@ async def test_a_probe_of_more_blocks_than_there_are_is_refused() -> None:
         elif isinstance(message, ProbeRequest):
             decode_worker.send(identity, ProbeGrant(1, tuple(range(100))))
 
+    real.add(PeerInfo("prefill-9", "z", Role.PREFILL, ""))
     await real._welcome("prefill-9/z", hello(LocalEnd("prefill-9", "z")))
     with RouterChannel("tcp://127.0.0.1:*", TEST_TOKEN, insane, fail) as decode_worker:
         links = OutgoingLinks(pool(), settings_of(PREFILL), nothing, reports.put_nowait, fail, tasks.spawn)
@@ -177,6 +179,8 @@ async def rant(said: list[Message], digests: tuple[int, ...]) -> None:
         "tcp://127.0.0.1:*", pool(), settings_of(DECODE), nothing, nothing, nothing, tasks.spawn
     )
     mad = LocalEnd("prefill-9", "z")
+    for end in (mad, PREFILL):
+        incoming.add(PeerInfo(end.worker_id, end.incarnation, Role.PREFILL, ""))
     with DealerChannel(
         incoming.endpoint, mad.writer, TEST_TOKEN, lambda _, answer: answers.put_nowait(answer), fail
     ) as channel:
@@ -202,6 +206,25 @@ async def rant(said: list[Message], digests: tuple[int, ...]) -> None:
             assert isinstance(await reports.get(), LinkReady)
     await tasks.end()
     await links.close()
+    await incoming.close()
+
+
+async def test_who_is_no_member_is_told_so_and_leaves_nothing_behind() -> None:
+    answers: asyncio.Queue[Message] = asyncio.Queue()
+    tasks = Tasks()
+    incoming = IncomingLinks(
+        "tcp://127.0.0.1:*", pool(), settings_of(DECODE), nothing, nothing, fail, tasks.spawn
+    )
+    for end in (LocalEnd(f"prefill-{number}", "made-up") for number in range(8)):
+        with DealerChannel(
+            incoming.endpoint, end.writer, TEST_TOKEN, lambda _, answer: answers.put_nowait(answer), fail
+        ) as channel:
+            async with asyncio.timeout(DEADLINE_S):
+                channel.send(hello(end))
+                assert await answers.get() == PeerUnknown()
+    assert incoming._writers == {}
+    assert incoming._receivers == {}
+    await tasks.end()
     await incoming.close()
 
 

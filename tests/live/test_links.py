@@ -16,7 +16,7 @@ from twinpool.errors import PeerLost, ProtocolError
 from twinpool.kv_transfer.connector import BlockRange, KVRegion, LocalEnd
 from twinpool.kv_transfer.life import Life
 from twinpool.layout import Dtype, KVLayout
-from twinpool.messages import LinkFailed, LinkReady, Message, PeerInfo, Renew, RevokeAck
+from twinpool.messages import LinkFailed, LinkReady, Message, PeerInfo, PeerUnknown, Renew, RevokeAck
 from twinpool.request import RequestKey
 from twinpool.worker import incoming, outgoing
 from twinpool.worker.core import Event, LinkLost, PeerLinked
@@ -27,6 +27,7 @@ from twinpool.worker.outgoing import OutgoingLinks, Reopening
 LAYOUT = KVLayout(num_layers=2, num_kv_heads=1, head_dim=8, block_size=8, dtype=Dtype.FLOAT32)
 NUM_BLOCKS = 4
 PREFILL, DECODE = LocalEnd("prefill-0", "a1"), LocalEnd("decode-0", "b1")
+WRITER = PeerInfo(PREFILL.worker_id, PREFILL.incarnation, Role.PREFILL, "")
 DEADLINE_S = 20.0
 
 pytestmark = pytest.mark.timeout(2 * DEADLINE_S)
@@ -51,6 +52,7 @@ class Pair:
             self._junk,
             self._spawn,
         )
+        self.incoming.add(WRITER)
         self.peer = PeerInfo("decode-0", "b1", Role.DECODE, self.incoming.endpoint)
         self.settings = LinkSettings(
             PREFILL, "host", transport, (transport,), TEST_TOKEN, reopen_pauses_s=pauses_s
@@ -204,6 +206,61 @@ async def test_ucx_is_refused_if_either_worker_wants_kv_encrypted(who: str) -> N
     await pair.close()
 
 
+async def test_a_worker_that_is_known_later_than_it_says_hello_gets_its_link(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outgoing, "HELLO_AGAIN_S", 0.01)
+    pair.incoming.drop(WRITER)
+    told = asyncio.Event()
+    answer = pair.incoming._try_send
+
+    def tell(identity: str, message: Message) -> None:
+        answer(identity, message)
+        if isinstance(message, PeerUnknown):
+            told.set()
+
+    monkeypatch.setattr(pair.incoming, "_try_send", tell)
+    pair.outgoing.add(pair.peer)
+    async with asyncio.timeout(DEADLINE_S):
+        await told.wait()
+    pair.incoming.add(WRITER)
+    assert isinstance(await pair.report(), LinkReady)
+
+
+async def test_a_worker_that_is_not_known_in_the_end_is_told_why_it_has_no_link(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outgoing, "HELLO_AGAIN_S", 0.0)
+    monkeypatch.setattr(outgoing, "MOST_HELLOS", 2)
+    pair.incoming.drop(WRITER)
+    pair.outgoing.add(pair.peer)
+    failed = await pair.report()
+    assert isinstance(failed, LinkFailed)
+    assert "has not heard of this worker" in failed.reason
+
+
+async def test_a_worker_that_is_dropped_while_it_is_welcomed_leaves_nothing_behind(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    welcoming, dropped = asyncio.Event(), asyncio.Event()
+    open_receiver = incoming.transports.receiver
+
+    async def slow(*parts: Any) -> Any:
+        welcoming.set()
+        await dropped.wait()
+        return await open_receiver(*parts)
+
+    monkeypatch.setattr(incoming.transports, "receiver", slow)
+    pair.outgoing.add(pair.peer)
+    async with asyncio.timeout(DEADLINE_S):
+        await welcoming.wait()
+        assert pair.incoming.drop(WRITER)
+        dropped.set()
+        while not pair.incoming._receivers:  # noqa: ASYNC110  # nothing tells of it
+            await asyncio.sleep(0.005)
+    assert pair.incoming._writers == {}
+
+
 async def test_a_peer_that_is_gone_takes_its_link_and_its_messages_with_it(pair: Pair) -> None:
     pair.outgoing.add(pair.peer)
     await pair.report()
@@ -260,11 +317,10 @@ async def test_a_lost_worker_whose_process_lives_may_still_write_until_it_is_dea
     pair.outgoing = pair.links("model")
     pair.outgoing.add(pair.peer)
     assert isinstance(await pair.report(), LinkReady)
-    peer = PeerInfo(PREFILL.worker_id, PREFILL.incarnation, Role.PREFILL, "")
-    assert not pair.incoming.drop(peer)
+    assert not pair.incoming.drop(WRITER)
     assert pair.incoming.departed() == []
     life.close()
     assert pair.incoming.departed() == [(PREFILL.worker_id, PREFILL.incarnation)]
     assert pair.incoming.departed() == []
-    assert pair.incoming.drop(peer)
+    assert pair.incoming.drop(WRITER)
     await pair.close()

@@ -203,6 +203,7 @@ async def test_what_a_transport_drops_is_counted_once_as_a_stale_fence() -> None
     links = OutgoingLinks(
         pool(), settings("prefill-0"), linked.put_nowait, lambda _: None, lambda *_: None, spawn
     )
+    shell._update_peers((PeerInfo("prefill-0", "b1", Role.PREFILL, ""),))
     links.add(PeerInfo("decode-0", "b1", Role.DECODE, shell._register.endpoint))
     async with asyncio.timeout(10):
         assert isinstance(await linked.get(), PeerLinked)
