@@ -1,7 +1,8 @@
-"""`late`: holds every push back for a while, as a slow link or a transport with its own queue does. For tests.
+"""`late`: the fault of a `FaultPlan` that holds every push back, as a slow link or a transport with its own queue does.
 
 What makes it more than a delay is when the bytes are read: long after `push` returned. A block that changed hands in
-between, at either end, spoils an answer, if nothing guards it.
+between, at either end, spoils an answer, if nothing guards it. So, unlike the other faults, which `FaultySender` throws
+dice for on the thread that pushes, it needs a queue and a thread of its own; `FaultySender.open` puts it in between.
 """
 
 from __future__ import annotations
