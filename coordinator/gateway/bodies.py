@@ -216,7 +216,9 @@ def _sentence(error: str, raw: dict[str, Any]) -> InvalidRequest:
     for step in _STEP.finditer(path):
         value = value[int(step["index"])] if step["index"] else value[step["key"]]
     field = path.lstrip(".")
-    expected = what.removeprefix("Expected ").split(", got ")[0]
+    expected = (
+        what.removeprefix("Expected ").split(", got ")[0].replace("Number out of range", "a smaller number")
+    )
     for types in re.findall(r"`([^`]*)`", expected):
         names = [_TYPE_NAMES.get(name, name) for name in types.split(" | ") if name != "null"]
         expected = expected.replace(f"`{types}`", " or ".join(names))

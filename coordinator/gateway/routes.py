@@ -20,7 +20,7 @@ from fastapi import FastAPI, Request, Response
 from twinpool import __version__
 from twinpool.config import GatewayConfig
 from twinpool.coordinator.gateway.answer import Answer
-from twinpool.coordinator.gateway.bodies import ChatBody, CompletionBody
+from twinpool.coordinator.gateway.bodies import ChatBody, CompletionBody, shown
 from twinpool.coordinator.gateway.cache_salts import CacheSalts
 from twinpool.coordinator.gateway.connection import CONNECTION
 from twinpool.coordinator.gateway.docs import describe_keys, generation_schema
@@ -237,6 +237,12 @@ class Gateway:
         if isinstance(prompt, tuple):
             check_token_ids("prompt", prompt, self._tokenizer.vocab_size)
             token_ids = prompt
+        elif isinstance(prompt, Conversation) and len(prompt.messages) > context:
+            # A template is rendered in Python, about 100,000 messages in a second: not those that cannot fit.
+            message = (
+                f"there are {len(prompt.messages)} messages; {context} tokens hold fewer, so leave some out"
+            )
+            raise ContextLengthExceeded(message, param="messages")
         elif _num_chars(prompt) <= INLINE_CHARS:
             token_ids = self._encode(prompt, wanted.add_special_tokens, context)
         else:
@@ -259,7 +265,7 @@ class Gateway:
     def _check_model(self, name: str) -> None:
         if name != self._model_name:
             raise ModelNotFound(
-                f"the model {name!r} is not served here; use {self._model_name!r}", param="model"
+                f"the model {shown(name)} is not served here; use {self._model_name!r}", param="model"
             )
 
     def _model_card(self) -> dict[str, Any]:
@@ -310,7 +316,7 @@ def create_app(
 def _num_chars(prompt: str | Conversation) -> int:
     if isinstance(prompt, str):
         return len(prompt)
-    return sum(len(message["content"]) for message in prompt.messages)
+    return sum(len(text) for message in prompt.messages for text in message.values())
 
 
 def _json(value: Mapping[str, Any], status: int = 200) -> Response:

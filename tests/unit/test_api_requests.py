@@ -30,6 +30,7 @@ def chat(**fields: object) -> Any:
         ({"temperature": -1}, "temperature", "temperature is -1; it must be a number >= 0.0"),
         ({"temperature": 1e-9}, "temperature", "it must be 0 (greedy) or at least 0.001"),
         ({"temperature": 1e7}, "temperature", "temperature is 10000000.0; it must be a number <= 1000000.0"),
+        ({"timeout": int("1" * 400)}, "timeout", "11...; it must be a smaller number"),
         ({"stop_token_ids": [1] * 1025}, "stop_token_ids", "it must be a list of length <= 1024"),
         ({"temperature": True}, "temperature", "temperature is true; it must be a number"),
         ({"top_p": 0}, "top_p", "top_p is 0; it must be a number > 0.0"),

@@ -202,6 +202,21 @@ async def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenized(
     assert (error["code"], error["param"]) == ("context_length_exceeded", param)
 
 
+async def test_more_messages_than_the_context_has_tokens_are_refused_before_they_are_rendered(
+    client: httpx.AsyncClient, service: ScriptedService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Tokenizer, "apply_chat_template", None)
+    messages = [{"role": "user", "content": ""}] * (service.max_model_len + 1)
+    error = error_of(await client.post(CHAT, json={"messages": messages}), 400)
+    assert (error["code"], error["param"]) == ("context_length_exceeded", "messages")
+    assert str(len(messages)) in error["message"]
+
+
+async def test_a_wrong_model_name_is_not_sent_back_at_full_length(client: httpx.AsyncClient) -> None:
+    error = error_of(await client.post(CHAT, json={**HELLO, "model": "x" * 10_000}), 404)
+    assert len(error["message"]) < 300
+
+
 async def test_times_of_a_submission_are_in_order(
     client: httpx.AsyncClient, service: ScriptedService
 ) -> None:
