@@ -42,20 +42,3 @@ class Connection(Protocol):
         """The client is too slow. The next write does not wait, and the connection closes behind it; if the client
         does not take that either, the connection is broken off."""
         ...
-
-
-class UnboundedConnection:
-    """Stands in where the HTTP server does not show its connections: there a slow client just makes writes wait."""
-
-    def __init__(self) -> None:
-        self.backlog_bytes = 0
-        self.on_stall: Callable[[], None] | None = None
-        self.is_gone = False
-        self.is_paused = False
-        self.buffered_bytes = 0
-
-    async def until_writable(self) -> None:
-        """Returns at once."""
-
-    def give_up(self) -> None:
-        """Does nothing."""

@@ -13,7 +13,7 @@ import uuid
 from collections import OrderedDict
 from dataclasses import dataclass
 
-from twinpool.coordinator.gateway.connection import Connection, UnboundedConnection
+from twinpool.coordinator.gateway.connection import Connection
 from twinpool.coordinator.tenants import ANYONE, Tenant
 from twinpool.errors import DuplicateRequest, RequestCancelled
 
@@ -69,7 +69,7 @@ class RequestIds:
         self,
         tenant: Tenant,
         wanted: str | None,
-        connection: Connection | None = None,
+        connection: Connection,
         *,
         is_duplicate_fine: bool = False,
     ) -> Claim:
@@ -87,7 +87,7 @@ class RequestIds:
                 f"a request with the id {wanted!r} is running; wait for it, cancel it, choose another X-Request-Id, "
                 "or send X-Allow-Duplicate: true"
             )
-        claim = Claim(tenant, wanted, wanted, connection or UnboundedConnection())
+        claim = Claim(tenant, wanted, wanted, connection)
         while claim.request_id in self._taken or claim.request_id in self._held:
             claim.shown_id = f"{wanted}-{secrets.token_hex(4)}"
         self._held.add(claim.request_id)

@@ -171,7 +171,7 @@ class Gateway:
             return self._ids.claim(
                 tenant,
                 headers.get("x-request-id"),
-                request.scope.get(CONNECTION),
+                request.scope[CONNECTION],
                 is_duplicate_fine=is_duplicate_fine,
             )
         except DuplicateRequest:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import httpx
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.gateway import MODEL, ScriptedService, events, outputs, tiny_tokenizer
+from support.gateway import MODEL, ScriptedService, events, in_process, outputs, tiny_tokenizer
 
 from twinpool.coordinator.gateway.routes import create_app
 from twinpool.request import FinishReason
@@ -37,7 +37,9 @@ async def ask(ids: list[int], splits: list[int], finish: FinishReason, stop: lis
         "prompt": "a", "stop": stop or None, "stream": stream, "return_token_ids": True,
         "stream_options": {"include_usage": True} if stream else None,
     }  # fmt: skip
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway") as client:
+    async with httpx.AsyncClient(
+        transport=in_process(app, raise_app_exceptions=True), base_url="http://gateway"
+    ) as client:
         response = await client.post("/v1/completions", json=body)
     told = [num_tokens for _, num_tokens in service.completed]
     if not stream:

@@ -10,9 +10,11 @@ from functools import cache
 from typing import Any
 
 import httpx
+from starlette.types import ASGIApp, Receive, Scope, Send
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
+from twinpool.coordinator.gateway.connection import CONNECTION
 from twinpool.coordinator.service import Output, Submission
 from twinpool.coordinator.tenants import Tenant
 from twinpool.engine.chat_template import ChatTemplate
@@ -67,6 +69,33 @@ def says(text: str, finish: FinishReason = FinishReason.STOP) -> Script:
         list(tokenizer.eos_token_ids) if finish is FinishReason.STOP else []
     )
     return lambda _: outputs(token_ids, range(len(token_ids)), finish)
+
+
+class IdleConnection:
+    """A connection whose client takes everything at once."""
+
+    def __init__(self) -> None:
+        self.backlog_bytes = 0
+        self.on_stall: Callable[[], None] | None = None
+        self.is_gone = False
+        self.is_paused = False
+        self.buffered_bytes = 0
+
+    async def until_writable(self) -> None:
+        """Returns at once."""
+
+    def give_up(self) -> None:
+        raise AssertionError("a client that takes everything is not too slow")
+
+
+def in_process(app: ASGIApp, *, raise_app_exceptions: bool = False) -> httpx.ASGITransport:
+    """Speaks to the gateway `app` without a socket, each request over an `IdleConnection` of its own."""
+
+    async def connected(scope: Scope, receive: Receive, send: Send) -> None:
+        scope[CONNECTION] = IdleConnection()
+        await app(scope, receive, send)
+
+    return httpx.ASGITransport(connected, raise_app_exceptions=raise_app_exceptions)  # type: ignore[arg-type]
 
 
 class ScriptedService:

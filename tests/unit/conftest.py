@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 
 import httpx
 import pytest
-from support.gateway import MODEL, ScriptedService, tiny_tokenizer
+from support.gateway import MODEL, ScriptedService, in_process, tiny_tokenizer
 
 from twinpool.config import GatewayConfig
 from twinpool.coordinator.gateway.routes import create_app
@@ -24,6 +24,6 @@ async def service() -> AsyncIterator[ScriptedService]:
 async def client(service: ScriptedService) -> AsyncIterator[httpx.AsyncClient]:
     """A client of a gateway that takes bodies of up to 20,000 bytes."""
     app = create_app(service, tiny_tokenizer(), MODEL, limits=GatewayConfig(max_body_bytes=20_000))
-    transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+    transport = in_process(app)
     async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
         yield client

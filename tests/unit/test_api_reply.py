@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from support.gateway import MODEL, SILENCE, ScriptedService, tiny_tokenizer
+from support.gateway import MODEL, SILENCE, IdleConnection, ScriptedService, tiny_tokenizer
 
 from twinpool.config import GatewayConfig
 from twinpool.coordinator.gateway.answer import Answer
@@ -52,7 +52,7 @@ def reply_to(service: ScriptedService, kind: type[Reply], limits: GatewayConfig 
     submission = Submission("r", (1, 2), SamplingParams(max_tokens=9, seed=1), 0.0, 0.0, 0.0)
     shape = ChatShape("r", MODEL, 0, (1, 2), include_usage=False, return_token_ids=False)
     answer = Answer(IncrementalDetokenizer(tiny_tokenizer()), (), 0)
-    return kind(service, submission, answer, shape, limits, RequestIds().claim(ANYONE, "r"))
+    return kind(service, submission, answer, shape, limits, RequestIds().claim(ANYONE, "r", IdleConnection()))
 
 
 async def run(reply: Reply, connection: Connection) -> None:

@@ -8,7 +8,16 @@ from typing import Any
 
 import httpx
 import pytest
-from support.gateway import MODEL, SILENCE, ScriptedService, error_of, events, says, tiny_tokenizer
+from support.gateway import (
+    MODEL,
+    SILENCE,
+    ScriptedService,
+    error_of,
+    events,
+    in_process,
+    says,
+    tiny_tokenizer,
+)
 
 from twinpool.config import GatewayConfig
 from twinpool.coordinator.gateway.cache_salts import CacheSalts
@@ -33,7 +42,7 @@ async def guarded(service: ScriptedService, tmp_path_factory: pytest.TempPathFac
     for tenant, key in KEYS.items():
         append_key(path, tenant, key)
     app = create_app(service, tiny_tokenizer(), MODEL, keys=KeyRing(str(path)))
-    return httpx.ASGITransport(app, raise_app_exceptions=False)
+    return in_process(app)
 
 
 def as_tenant(transport: httpx.ASGITransport, name: str | None) -> httpx.AsyncClient:
@@ -114,7 +123,7 @@ async def test_metrics_are_for_tenants_that_may_read_them(
 async def test_metrics_can_be_open(service: ScriptedService) -> None:
     keys = KeyRing("", f"acme:{KEYS['acme']}")
     app = create_app(service, tiny_tokenizer(), MODEL, limits=GatewayConfig(metrics_open=True), keys=keys)
-    async with as_tenant(httpx.ASGITransport(app), None) as client:
+    async with as_tenant(in_process(app), None) as client:
         error_of(await client.get("/v1/models"), 401)
         assert "twinpool_http_unauthorized_total 1.0" in (await client.get("/metrics")).text
 
