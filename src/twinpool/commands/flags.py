@@ -45,7 +45,8 @@ class Flag:
 
 _ENGINE = (
     Flag("--dtype", EngineConfig, "dtype", "NAME",
-         "auto, float32, bfloat16 or float16 (auto: bfloat16 where the processor has it natively, else float32)"),
+         "auto, float32, bfloat16 or float16 (auto: bfloat16 where the processor has it natively, else float32; "
+         "only float32 gives a request the same tokens every time)"),
     Flag("--device", EngineConfig, "device", "NAME", "auto, cpu, cuda or cuda:N"),
     Flag("--block-size", EngineConfig, "block_size", "TOKENS", "token slots per KV block", int),
     Flag("--num-blocks", EngineConfig, "num_blocks", "N",
