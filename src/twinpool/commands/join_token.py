@@ -39,7 +39,9 @@ def run(args: argparse.Namespace) -> int:
         with os.fdopen(fd, "w") as file:
             print(text, file=file)
     except OSError as exc:
-        raise ConfigError(f"no join token is written to {args.file!r}: {exc}; name a new file") from exc
+        raise ConfigError(
+            f"FILE is {args.file!r}, which cannot be made ({exc.strerror}); name a new file in a folder of yours"
+        ) from exc
     return 0
 
 
@@ -100,4 +102,7 @@ def _read(path: Path) -> str:
                 )
             return file.read(_MOST_BYTES).strip()
     except OSError as exc:
-        raise ConfigError(f"--join-token-file is {str(path)!r}: {exc}") from exc
+        raise ConfigError(
+            f"--join-token-file is {str(path)!r}, which cannot be read ({exc.strerror}); "
+            "make it with `twinpool join-token FILE`, and copy it to each host"
+        ) from exc
