@@ -198,7 +198,7 @@ def _kind(value: object) -> str:
         case str():
             return f"a string of {len(value)} characters"
         case list():
-            return f"a list of {len(value)}"
+            return f"a list of {len(value)}" if value else "an empty list"
         case dict():
             return "an object"
         case _:
