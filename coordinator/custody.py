@@ -24,6 +24,9 @@ from twinpool.request import FinishReason, RequestKey, RequestState
 
 RUNNING = (RequestState.PREFILLING, RequestState.TRANSFERRING, RequestState.DECODING)
 
+LACK_OF_ROOM = frozenset({DropReason.PREEMPTED, DropReason.NO_ROOM})
+"""The worker is full, which is no fault of the request: such an attempt is not charged to it."""
+
 
 class Custody:
     """All live requests and what they own; `emit` takes commands in order."""
@@ -67,14 +70,14 @@ class Custody:
         request.timeline.attempts[-1].ended = f"{reason}: {detail}" if detail else reason
         self._tally.add(CoordinatorMetric.ATTEMPTS_LOST, reason)
         request.early.clear()
-        if reason == DropReason.PREEMPTED:
-            request.preempted_attempts.add(request.attempt)
+        if reason in LACK_OF_ROOM:
+            request.uncharged_attempts.add(request.attempt)
         if (why_not := self._why_not_again(request, reason)) is not None:
             error = RequestFailed(f"{why_not}; the last loss: {request.timeline.attempts[-1].ended}")
             self.end(request, Move.FAIL, FinishReason.ERROR, now, error=error)
             return
         self.move(request, Move.RESUME, now)
-        if reason != DropReason.PREEMPTED or len(request.emitted) > request.num_emitted_at_start:
+        if reason not in LACK_OF_ROOM or len(request.emitted) > request.num_emitted_at_start:
             request.queued_at = now
         self._queue.push_front(request)
 
@@ -82,7 +85,7 @@ class Custody:
         """Why the request is not started again; None: it may be, and if that is a retry, it is paid for."""
         if request.starts_charged >= self._max_attempts:
             return f"the request was lost {request.starts_charged} times and is not started again"
-        if reason == DropReason.PREEMPTED or self._retries.try_spend():
+        if reason in LACK_OF_ROOM or self._retries.try_spend():
             return None
         self._tally.add(CoordinatorMetric.RETRIES_REFUSED)
         return (

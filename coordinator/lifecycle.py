@@ -151,7 +151,7 @@ class Request:
         self.early: dict[int, Token] = {}
         self.last_token_at = submission.received_at
         self.attempt = 0
-        self.preempted_attempts: set[int] = set()
+        self.uncharged_attempts: set[int] = set()
         self.num_emitted_at_start = 0
         self.handed_off = False
         self.queued_at = submission.tokenized_at
@@ -171,8 +171,8 @@ class Request:
 
     @property
     def starts_charged(self) -> int:
-        """Attempts that count against `max_attempts`: all that were not preempted."""
-        return self.attempt - len(self.preempted_attempts)
+        """Attempts that count against `max_attempts`: all but those that ended for lack of room."""
+        return self.attempt - len(self.uncharged_attempts)
 
     @property
     def max_slots(self) -> int:

@@ -11,10 +11,10 @@ The life of a request in eight steps::
     7  last token         the client has its answer (draining) while workers let go of what they hold
     8  all legs closed    terminal, and the timeline is kept
 
-A colocated worker does 2 to 6 alone. An attempt that is lost (preempted, transfer failed, worker gone) goes
-back to 2 with the tokens so far as part of the prompt. At most `max_attempts` are started, and all requests
-together draw from a retry budget, preempted ones not counted: a preemption is no fault of the request. It is
-bounded all the same, by `max_tokens` while it makes progress, and without progress by `max_wait_s` since the last
+A colocated worker does 2 to 6 alone. An attempt that is lost (preempted, no room, transfer failed, worker gone)
+goes back to 2 with the tokens so far as part of the prompt. At most `max_attempts` are started, and all requests
+together draw from a retry budget, those that ended for lack of room not counted: that is no fault of the request.
+It is bounded all the same, by `max_tokens` while it makes progress, and without progress by `max_wait_s` since the last
 token.
 """
 
@@ -25,7 +25,7 @@ from twinpool.coordinator import events
 from twinpool.coordinator.accounts import Accounts
 from twinpool.coordinator.admission import Admission
 from twinpool.coordinator.clients import Clients
-from twinpool.coordinator.custody import Custody
+from twinpool.coordinator.custody import LACK_OF_ROOM, Custody
 from twinpool.coordinator.delivery import Delivery
 from twinpool.coordinator.events import Command, Event
 from twinpool.coordinator.health import Health
@@ -56,8 +56,8 @@ from twinpool.metrics import CoordinatorMetric, Timing
 from twinpool.request import FinishReason, RequestKey, RequestState
 
 LOST = "worker lost"
-PREEMPTION_PAUSE_S = 0.2
-"""A worker that had to preempt gets nothing new for so long: it has no room, and would only preempt again."""
+FULL_PAUSE_S = 0.2
+"""A worker that sent a job back for lack of room gets nothing new for so long: it would only send it back again."""
 QUIET_HEARTBEATS = 4
 """A worker that has missed so many gets nothing new until it is heard of again."""
 CHECK_S = 5.0
@@ -299,10 +299,10 @@ class CoordinatorCore:
             self.tally.add(CoordinatorMetric.STALE_MESSAGES)
             return
         was_cancelled = leg.cancelled_at is not None
-        if dropped.reason == DropReason.PREEMPTED:
-            worker.full_until = now + PREEMPTION_PAUSE_S
+        if dropped.reason in LACK_OF_ROOM:
+            worker.full_until = now + FULL_PAUSE_S
             # Also when another worker's word about the same attempt came first.
-            leg.request.preempted_attempts.add(leg.key.attempt)
+            leg.request.uncharged_attempts.add(leg.key.attempt)
         self._custody.close(leg)
         if was_cancelled:
             self._custody.settle(leg.request, now)

@@ -48,7 +48,7 @@ from twinpool.worker.core import (
 )
 
 WAITING_PER_SLOT = 4
-"""Reservations that may wait for room, per slot of the batch. Those beyond are sent back as "preempted"."""
+"""Reservations that may wait for room, per slot of the batch. Those beyond are sent back: there is no room."""
 
 
 class IntakeState(StrEnum):
@@ -151,9 +151,9 @@ class Intake:
             self._tell(Dropped(job.key, DropReason.REFUSED, detail))
             return
         if len(self._waiting) >= self._max_waiting:
-            self._counters.add(WorkerMetric.PREEMPTIONS)
+            self._counters.add(WorkerMetric.NO_ROOM)
             detail = f"{len(self._waiting)} reservations wait for room already, as many as may"
-            self._tell(Dropped(job.key, DropReason.PREEMPTED, detail))
+            self._tell(Dropped(job.key, DropReason.NO_ROOM, detail))
             return
         chain = PrefixChain(self._pool.block_size, job.cache_salt)
         chain.extend(job.token_ids)
@@ -233,8 +233,8 @@ class Intake:
             self.drop(arrival.key, DropReason.DEADLINE, detail, now)
         detail = f"no room came free for it within {self._grant_timeout_s:g} s"
         for arrival in [a for a in self._waiting.values() if now - a.arrived_at >= self._grant_timeout_s]:
-            self._counters.add(WorkerMetric.PREEMPTIONS)
-            self.drop(arrival.key, DropReason.PREEMPTED, detail, now)
+            self._counters.add(WorkerMetric.NO_ROOM)
+            self.drop(arrival.key, DropReason.NO_ROOM, detail, now)
 
     def writer_gone(self, writer: Writer, now: float) -> None:
         """That process writes no more. What it has not sealed is lost."""

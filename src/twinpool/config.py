@@ -226,7 +226,7 @@ class CoordinatorConfig:
 
     The queue is bounded in requests, in prompt tokens and in time. `max_in_flight` bounds the requests that are on
     workers (None: what the decode workers report they can run, and an eighth more). `max_attempts` bounds how often one
-    request is started; starts that ended by preemption are not counted (`coordinator/state.py` says what bounds them).
+    request is started; those that ended for lack of room do not count (`coordinator/state.py` says what bounds them).
     All requests together may draw `retry_budget` such starts again, which every admitted request refills a little.
     Workers heartbeat every `heartbeat_s` (the Welcome tells them); one that is not heard of for `lease_s` is lost.
     Health is bad when nothing has moved for `stall_s` although there is work. A link between workers that was measured

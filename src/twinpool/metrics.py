@@ -26,6 +26,7 @@ class WorkerMetric(StrEnum):
     DIGEST_MISMATCHES = "kv_digest_mismatches_total"
     STALE_FENCES = "kv_stale_fences_total"
     PREEMPTIONS = "preemptions_total"
+    NO_ROOM = "no_room_total"
     CANCELLED = "cancelled_total"
     REFUSED = "refused_total"
     EXPIRED = "reservations_expired_total"
@@ -50,7 +51,8 @@ METRIC_HELP: dict[WorkerMetric, str] = {
     WorkerMetric.TRANSFER_FAILURES: "Hand-offs that failed (peer lost, digest, timeout).",
     WorkerMetric.DIGEST_MISMATCHES: "Blocks whose bytes were not the bytes that were sent.",
     WorkerMetric.STALE_FENCES: "Writes or messages dropped because their fence was old.",
-    WorkerMetric.PREEMPTIONS: "Sequences sent back for lack of room: an older one needed theirs, or none came free.",
+    WorkerMetric.PREEMPTIONS: "Sequences sent back because others needed their room.",
+    WorkerMetric.NO_ROOM: "Jobs sent back because no room came free for them in time, or too many waited already.",
     WorkerMetric.CANCELLED: "Attempts cancelled here.",
     WorkerMetric.REFUSED: "Jobs refused here.",
     WorkerMetric.EXPIRED: "Reservations that ran out before their KV came.",

@@ -79,7 +79,7 @@ def test_requests_without_workers_hang_or_are_told_to_try_later(colocated: Serve
 
 # ── the coordinator's core ──────────────────────────────────────────────────────────────────────────────────
 
-ENDINGS = ("refused", "transfer", "deadline", "lost", "preempted")
+ENDINGS = ("refused", "transfer", "deadline", "lost", "preempted", "no_room")
 
 
 @pytest.mark.parametrize("ending", ENDINGS)

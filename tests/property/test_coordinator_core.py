@@ -65,7 +65,7 @@ class Coordination(RuleBasedStateMachine):
         self.pools.collect()
 
     @precondition(lambda self: any(p.tasks for p in self.pools.processes.values()))
-    @rule(data=st.data(), reason=st.sampled_from(("preempted", "transfer", "deadline")))
+    @rule(data=st.data(), reason=st.sampled_from(("preempted", "no_room", "transfer", "deadline")))
     def worker_drops_a_task(self, data: st.DataObject, reason: str) -> None:
         held = [(p, key) for p in self.pools.processes.values() for key in p.tasks]
         process, key = held[data.draw(st.integers(0, len(held) - 1))]

@@ -159,6 +159,7 @@ FAULTS: dict[str, Callable[[World], None]] = {
     "prefill loses the transfer": drop_on("P", "transfer"),
     "decode loses the transfer": drop_on("D", "transfer"),
     "decode preempts": drop_on("D", "preempted"),
+    "decode has no room": drop_on("D", "no_room"),
     "a reservation runs out": drop_on("D", "deadline"),
     "prefill refuses": drop_on("P", "refused"),
     "decode drops it unasked": drop_on("D", "cancelled"),

@@ -133,14 +133,15 @@ def test_a_gap_in_a_workers_tokens_loses_the_attempt_not_the_stream(driver: Core
     driver.assert_empty()
 
 
-def test_preemption_resumes_with_the_tokens_so_far_in_the_prompt(driver: CoreDriver) -> None:
+@pytest.mark.parametrize("reason", ["preempted", "no_room"])
+def test_lack_of_room_resumes_with_the_tokens_so_far_in_the_prompt(driver: CoreDriver, reason: str) -> None:
     driver.submit(max_tokens=5)
     driver.token("P", 0)
     driver.handoff()
     driver.token("D", 1)
     driver.sent.clear()
-    driver.dropped("D", "preempted")
-    # A worker that had to preempt is left alone for a moment.
+    driver.dropped("D", reason)
+    # A worker without room is left alone for a moment.
     assert driver.state() is RequestState.QUEUED
     driver.advance(0.2)
     assert driver.state() is RequestState.PREFILLING
@@ -161,14 +162,15 @@ def test_preemption_resumes_with_the_tokens_so_far_in_the_prompt(driver: CoreDri
     driver.assert_empty()
 
 
-def test_preemptions_use_up_no_attempt_but_losses_do() -> None:
+@pytest.mark.parametrize("reason", ["preempted", "no_room"])
+def test_lack_of_room_uses_up_no_attempt_but_losses_do(reason: str) -> None:
     driver = CoreDriver(max_attempts=2)
     driver.pair()
     driver.submit(max_tokens=40)
     for attempt in range(1, 9):
         driver.token("P", attempt - 1, attempt=attempt)
         driver.handoff(attempt=attempt)
-        driver.dropped("D", "preempted", attempt=attempt)
+        driver.dropped("D", reason, attempt=attempt)
         driver.advance(0.2)
         driver.heartbeat("P", "D")
     driver.dropped("P", "transfer", attempt=9)

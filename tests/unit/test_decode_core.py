@@ -205,7 +205,7 @@ def test_the_line_of_waiting_reservations_is_bounded() -> None:
         assert bench.tell(Reserve(job(f"waits-{number}", 3), *PREFILL)) == []
     (dropped,) = messages(bench.tell(Reserve(job("too-many", 3), *PREFILL)))
     assert isinstance(dropped, Dropped)
-    assert dropped.reason == "preempted"
+    assert dropped.reason == "no_room"
 
 
 def test_a_job_that_outgrows_the_pool_is_refused_with_both_numbers(bench: Bench) -> None:
@@ -465,7 +465,9 @@ def test_who_waits_too_long_for_room_is_sent_back_to_be_started_elsewhere() -> N
     bench.now = 30.0
     (dropped,) = messages(bench.handle(Tick()))
     assert isinstance(dropped, Dropped)
-    assert (dropped.key, dropped.reason) == (waiting.key, "preempted")
+    assert (dropped.key, dropped.reason) == (waiting.key, "no_room")
+    assert bench.core.counters[WorkerMetric.NO_ROOM] == 1
+    assert bench.core.counters[WorkerMetric.PREEMPTIONS] == 0
     assert bench.core.stats().waiting == 0
     bench.handle(done(bench.plan(), EOS))
 

@@ -205,10 +205,10 @@ class Client(Actor):
         if self.finish is FinishReason.CANCELLED and not self._has_parted:
             raise Broken("an end says why", f"{self.name} is cancelled, and nobody asked for it")
 
-    def check_end(self, core: CoordinatorCore, preempted: set[int]) -> None:
+    def check_end(self, core: CoordinatorCore, sent_back: set[int]) -> None:
         """At the end: the coordinator's record of the request is what the client saw, and its attempts were bounded.
 
-        Those that a worker said it `preempted` do not count.
+        Those that a worker has `sent_back` for lack of room do not count.
         """
         if self.is_refused:
             return
@@ -225,7 +225,7 @@ class Client(Actor):
         limit_s = self.ask.time_limit_s
         if limit_s is not None and self.ended_at > self._submitted_at + limit_s + DEADLINE_SLACK_S:
             raise Broken("deadlines hold", f"{self.name} had {limit_s} s and ended at {self.ended_at}")
-        charged = {attempt.number for attempt in timeline.attempts} - preempted
+        charged = {attempt.number for attempt in timeline.attempts} - sent_back
         if len(charged) > self._world.scenario.coordinator.max_attempts:
             raise Broken(
                 "bounded attempts", f"{self.name} was started {len(charged)} times: {timeline.attempts}"

@@ -43,7 +43,7 @@ class CoordinatorProcess(Actor):
         self.core = CoordinatorCore(world.scenario.coordinator, (EOS,))
         self.clients: dict[str, Client] = {}
         self._live: dict[str, None] = {}
-        self._preempted: dict[str, set[int]] = {}
+        self._sent_back: dict[str, set[int]] = {}
         self._events: deque[Event] = deque()
         self._is_handling = False
 
@@ -69,8 +69,10 @@ class CoordinatorProcess(Actor):
         schedule, story = self._world.schedule, self._world.story
         story.tell(schedule.now, self.name, event)
         match event:
-            case FromWorker(message=Dropped(key=(request_id, attempt), reason=DropReason.PREEMPTED)):
-                self._preempted.setdefault(request_id, set()).add(attempt)
+            case FromWorker(
+                message=Dropped(key=(request_id, attempt), reason=DropReason.PREEMPTED | DropReason.NO_ROOM)
+            ):
+                self._sent_back.setdefault(request_id, set()).add(attempt)
         try:
             commands = self.core.handle(event, schedule.now)
             self.core.check()
@@ -127,7 +129,7 @@ class CoordinatorProcess(Actor):
         ends: dict[str, int] = {}
         num_tokens = 0
         for client in self.clients.values():
-            client.check_end(self.core, self._preempted.get(client.name, set()))
+            client.check_end(self.core, self._sent_back.get(client.name, set()))
             ends[client.state] = ends.get(client.state, 0) + 1
             num_tokens += client.num_emitted
         counted = {state: n for state, n in tally.counts(CoordinatorMetric.REQUESTS).items() if n}

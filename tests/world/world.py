@@ -111,14 +111,14 @@ class World:
         return "; ".join(r.story() for r in self.coordinator.core._custody.requests.values())
 
     def _check_calm(self) -> None:
-        """Where nothing went wrong nothing may be lost: only preemption starts a request anew."""
+        """Where nothing went wrong nothing may be lost: only lack of room starts a request anew."""
         lost = self.coordinator.core.tally.counts(CoordinatorMetric.WORKERS_LOST)
         if sum(lost.values()):
             raise Broken("nothing is lost where nothing went wrong", f"workers: {lost}")
         for client in self.clients:
             timeline = self.coordinator.core.timeline(client.name)
             lost = [a.ended for a in timeline.attempts if a.ended] if timeline else []
-            if any(not ended.startswith(("preempted", "revoked")) for ended in lost):
+            if any(not ended.startswith(("preempted", "no_room", "revoked")) for ended in lost):
                 raise Broken("nothing is lost where nothing went wrong", f"{client.name}: {lost}")
 
     # ── processes ───────────────────────────────────────────────────────────────────────────────────────────
