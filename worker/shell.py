@@ -56,18 +56,17 @@ from twinpool.worker.core import (
     Verified,
 )
 from twinpool.worker.incoming import IncomingLinks
-from twinpool.worker.links import TURNED_AWAY, LinkSettings, LocalPool
+from twinpool.worker.links import LinkSettings, LocalPool
 from twinpool.worker.outgoing import OutgoingLinks
 from twinpool.worker.progress import Progress
 from twinpool.worker.step_thread import Runner, StepThread
 from twinpool.worker.transfers import Transfers
+from twinpool.worker.vigil import Vigil
 
 log = logging.getLogger(__name__)
 
 TICK_S = 0.05
 REGISTER_AGAIN_S = 2.0
-MOST_REFUSALS = 8
-"""A worker gives up when so many attempts to connect in a row were broken off; it makes one about every 0.4 s."""
 NO_ANSWER_S = 4.0
 """A coordinator that is silent for so long is worth a warning, and again each time that this has doubled."""
 
@@ -100,10 +99,10 @@ class WorkerShell:
         self._loop = asyncio.get_running_loop()
         self._ended: asyncio.Future[str] = self._loop.create_future()
         self._welcomed = False
-        self._num_broken_before = 0
         self._stepping = False
         self._progress = Progress(self._loop.time())
         self._step_timeout_s = parts.step_timeout_s
+        self._vigil = Vigil(parts.link.coordinator, parts.step_timeout_s)
         self._tasks: set[asyncio.Task[None]] = set()
         self._peers: dict[tuple[str, str], PeerInfo] = {}
         self._incoming: IncomingLinks | None = None
@@ -179,7 +178,7 @@ class WorkerShell:
             async with asyncio.timeout(self._step_timeout_s):
                 await asyncio.to_thread(self._steps.close)
         except TimeoutError as exc:
-            raise self._stuck() from exc
+            raise self._vigil.stuck() from exc
         if (links := self._links) is not None:
             await links.close()
         if farewell is not None:
@@ -229,20 +228,12 @@ class WorkerShell:
                 for worker_id, incarnation in self._incoming.departed():
                     self._handle(PeerGone(worker_id, incarnation))
             self._handle(Tick())
-            if self._coordinator.num_refused >= MOST_REFUSALS:
-                self._fail(WorkerDenied(f"the coordinator at {self._address} {TURNED_AWAY}"))
-            if self._welcomed and self._coordinator.num_broken > self._num_broken_before:
-                # It may miss a job, a grant or a Cancel now, and the coordinator a token; neither would ever know.
-                self._fail(NotAMember("the connection to the coordinator broke, and what was on it is lost"))
             self._progress.look(self._loop.time(), self._core.stats().waiting > 0)
-            if self._progress.step_s > self._step_timeout_s:
-                self._fail(self._stuck())
-
-    def _stuck(self) -> StepStuck:
-        return StepStuck(
-            f"a model step has not ended for {self._step_timeout_s:g} s; this process ends. If steps of this model "
-            "may take so long, raise --step-timeout"
-        )
+            verdict = self._vigil.verdict(
+                self._coordinator.num_refused, self._coordinator.num_broken, self._progress.step_s
+            )
+            if verdict is not None:
+                self._fail(verdict)
 
     async def _beat(self, every_s: float) -> None:
         while True:
@@ -320,7 +311,7 @@ class WorkerShell:
             case Welcome(heartbeat_s):
                 if not self._welcomed:  # each Register that was on its way is answered
                     self._welcomed = True
-                    self._num_broken_before = self._coordinator.num_broken
+                    self._vigil.welcomed(self._coordinator.num_broken)
                     log.info("joined %s", self._address)
                     self._spawn(self._beat(heartbeat_s))
             case Denied(reason):

@@ -174,7 +174,7 @@ async def test_a_coordinator_that_does_not_answer_is_named_ever_more_rarely(
 
 
 async def test_a_worker_with_another_token_is_told_so_and_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("twinpool.worker.shell.MOST_REFUSALS", 2)
+    monkeypatch.setattr("twinpool.worker.vigil.MOST_REFUSALS", 2)
     others: list[object] = []
 
     def keep(*what: object) -> None:
