@@ -9,6 +9,7 @@ import uuid
 from collections.abc import Collection, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
+from functools import partial
 
 import uvloop
 
@@ -99,13 +100,11 @@ class _Site:
                 sweep(self._deployment)  # one that was killed left its pool behind
                 coordinator.worker_exited(worker_id, pid, reason)
 
-            def on_given_up(spec: WorkerSpec, reason: str) -> None:
-                self._on_given_up(spec.worker_id, reason)
-                if not launcher.keeps(spec.role):
-                    coordinator.pool_given_up(spec.role, f"{spec.worker_id} is not started again ({reason})")
-
             launcher = Launcher(
-                coordinator.endpoint, on_exit, on_given_up, {VARIABLE: self._config.join_token.text}
+                coordinator.endpoint,
+                on_exit,
+                partial(self._on_given_up, coordinator),
+                {VARIABLE: self._config.join_token.text},
             )
             self._launcher = launcher
             ending.push_async_callback(self._stop_workers, launcher)
@@ -177,10 +176,12 @@ class _Site:
         if self._launcher is not None:
             self._launcher.kill(worker_id, pid)
 
-    def _on_given_up(self, worker_id: str, reason: str) -> None:
-        log.error("%s is not started again: %s; its lines above say why", worker_id, reason)
+    def _on_given_up(self, coordinator: Coordinator, spec: WorkerSpec, reason: str) -> None:
+        log.error("%s is not started again: %s; its lines above say why", spec.worker_id, reason)
         if not self._is_ready:
-            self._fail(ConfigError(f"{worker_id} cannot start ({reason}); its lines above say why"))
+            self._fail(ConfigError(f"{spec.worker_id} cannot start ({reason}); its lines above say why"))
+        if self._launcher is not None and not self._launcher.keeps(spec.role):
+            coordinator.pool_given_up(spec.role, f"{spec.worker_id} is not started again ({reason})")
 
     def _fail(self, error: TwinpoolError) -> None:
         self._failure = self._failure or error
