@@ -20,7 +20,7 @@ test: setup ## run the whole test suite: in virtual time on two processes, then 
 	@$(PYTHON_BIN) -m pytest -q -n 2 tests/unit tests/property tests/world
 	@$(PYTHON_BIN) -m pytest -q tests/oracle tests/cases tests/live
 
-explore: setup ## visit every state of the ownership protocol (ARGS="--cancels 1 --losses 1": which faults)
+explore: setup ## prove it: every state of the ownership protocol (1 minute; ARGS="--cancels 1 --losses 1": which faults)
 	@PYTHONPATH=src:tests $(PYTHON_BIN) -m world.exploration $(ARGS)
 
 lint: setup ## ruff: lint and format
@@ -46,7 +46,7 @@ chaos: setup ## prove it: no stream lost or doubled while workers are killed and
 storm: setup ## prove it: clients that leave cost those that stay nothing (2 minutes)
 	@$(PYTHON_BIN) -m twinpool.bench.storm $(ARGS)
 
-overload: setup ## prove it: at twice its capacity a server keeps its promises to whom it lets in (2 minutes)
+overload: setup ## prove it: at twice its capacity a server keeps its promises to those it lets in (2 minutes)
 	@$(PYTHON_BIN) -m twinpool.bench.overload $(ARGS)
 
 canary: setup ## prove it: the same prompts have the same tokens through a soak of 20 minutes
