@@ -33,6 +33,7 @@ GRACE_S = 5.0
 """A client that is cut may take so long to read the error event behind what is buffered for it."""
 LINGER_S = 1.0
 """A refused client that is still sending has so long to read why."""
+_FRAMING = (b"content-length", b"transfer-encoding")
 NO_LINGERING = struct.pack("ii", 1, 0)
 """SO_LINGER, on and 0 s: an abort then sends a reset."""
 
@@ -137,9 +138,7 @@ class GatewayProtocol(HttpToolsProtocol):
         if not is_discarding:
             self._unset_keepalive_if_required()
         try:
-            self.parser.feed_data(data)
-        except httptools.HttpParserUpgrade:
-            self._answer_is_last()  # nothing to upgrade to: answered as if it had not asked
+            self._feed(data)
         except httptools.HttpParserCallbackError as exc:
             match exc.__context__:
                 case _Pipelined():
@@ -154,6 +153,19 @@ class GatewayProtocol(HttpToolsProtocol):
             # Empty lines between two requests are no head yet, but must not keep a connection open either.
             if self._is_reading_head or (self._has_answered and not is_discarding):
                 self._watch_head(len(data))
+
+    def _feed(self, data: bytes) -> None:
+        try:
+            self.parser.feed_data(data)
+            return
+        except httptools.HttpParserUpgrade as exc:
+            rest = data[exc.args[0] :]
+        # There is nothing to upgrade to, so the request counts as if it had not asked (Java's client asks for h2c with
+        # every first POST). This parser takes the body for another protocol; another one reads it.
+        self.cycle.keep_alive = False
+        framing = b"".join(b"%s: %s\r\n" % header for header in self.headers if header[0] in _FRAMING)
+        self.parser = httptools.HttpRequestParser(_BodyOnly(self))
+        self.parser.feed_data(b"POST / HTTP/1.1\r\n" + framing + b"\r\n" + rest)
 
     @property
     def _has_answered(self) -> bool:
@@ -264,7 +276,9 @@ class GatewayProtocol(HttpToolsProtocol):
             self.cycle.send = UnframedSend(self.cycle)  # type: ignore[method-assign]
 
     def on_message_complete(self) -> None:
-        """The request has been read."""
+        """The request has been read, or the head of one that asks for an upgrade."""
+        if self.parser.should_upgrade():
+            return
         super().on_message_complete()
         self._is_message_complete = True
 
@@ -318,6 +332,22 @@ class GatewayProtocol(HttpToolsProtocol):
         """Breaks the connection off; the kernel forgets what it still holds for the client, too."""
         self.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, NO_LINGERING)
         self.transport.abort()
+
+
+class _BodyOnly:
+    """What a parser tells of a request whose head another one has read: its body and end go to `protocol`."""
+
+    def __init__(self, protocol: GatewayProtocol) -> None:
+        self._has_begun = False
+        self.on_header = protocol.on_header
+        self.on_body = protocol.on_body
+        self.on_message_complete = protocol.on_message_complete
+
+    def on_message_begin(self) -> None:
+        """The request goes on, or a second one is pipelined."""
+        if self._has_begun:
+            raise _Pipelined
+        self._has_begun = True
 
 
 class UnframedSend:

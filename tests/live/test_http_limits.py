@@ -157,6 +157,29 @@ async def test_an_upgrade_is_answered_as_if_it_had_not_been_asked_for(gateway: G
     assert answer.startswith(b"HTTP/1.1 200")
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'content-length: 14\r\n\r\n{"prompt":"a"}',
+        b'transfer-encoding: chunked\r\n\r\n7\r\n{"promp\r\n7\r\nt":"a"}\r\n0\r\n\r\n',
+    ],
+)
+@pytest.mark.parametrize("num_parts", [1, 7])
+async def test_a_request_that_asks_for_an_upgrade_keeps_its_body(
+    gateway: Gateway, body: bytes, num_parts: int
+) -> None:
+    asking = (
+        b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\n"
+    )
+    pipelined = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 4\r\n\r\njunk"
+    request = asking + body + pipelined
+    size = -(-len(request) // num_parts)
+    answer = await send(gateway, *(request[i : i + size] for i in range(0, len(request), size)))
+    assert answer.startswith(b"HTTP/1.1 200")
+    assert answer.count(b"HTTP/1.1") == 1
+    assert b"connection: close" in answer
+
+
 async def test_headers_behind_a_body_are_dropped(gateway: Gateway) -> None:
     answer = await send(
         gateway,
