@@ -25,7 +25,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from twinpool.config import Encryption, TransportName
+from twinpool.config import TransportName
 from twinpool.layout import KVLayout
 
 TWO_SIDED = frozenset({TransportName.TCP, TransportName.LOOPBACK})
@@ -44,14 +44,12 @@ class KVRegion:
 
 @dataclass(frozen=True, slots=True)
 class LocalEnd:
-    """Who this worker is to a transport: its process, its server's name, the host it is reached at, and which KV it
-    wants encrypted on its way."""
+    """Who this worker is to a transport: its process, its server's name, and the host it is reached at."""
 
     worker_id: str
     incarnation: str
     deployment: str = "local"
     host: str = "127.0.0.1"
-    encryption: Encryption = Encryption.AUTO
 
     @property
     def writer(self) -> str:

@@ -36,16 +36,15 @@ class TcpReceiver(TwoSidedReceiver):
 
     name = "tcp"
 
-    def __init__(self, region: KVRegion, end: LocalEnd) -> None:
-        """Raises ConfigError if the host cannot be bound."""
+    def __init__(self, region: KVRegion, end: LocalEnd, *, seal: bool) -> None:
+        """Takes KV encrypted if `seal`, else as it is. Raises ConfigError if the host cannot be bound."""
         super().__init__(region)
         try:
             self._listener = socket.create_server((end.host, 0), family=family(end.host), backlog=128)
         except OSError as exc:
             raise ConfigError(f"KV transfer by tcp cannot listen on host {end.host!r}: {exc}") from exc
         port = self._listener.getsockname()[1]
-        sealed = end.encryption.seals(end.host)
-        self._address = TcpAddress(end.host, port, secrets.token_bytes(SECRET_BYTES), sealed)
+        self._address = TcpAddress(end.host, port, secrets.token_bytes(SECRET_BYTES), seal)
         self._junk_log = JunkLog(log)
         self._lock = threading.Lock()
         self._connections: dict[socket.socket, threading.Thread] = {}

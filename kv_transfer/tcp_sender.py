@@ -77,22 +77,22 @@ class TcpSender:
             thread.start()
 
     @classmethod
-    async def connect(cls, address: bytes, region: KVRegion, end: LocalEnd) -> TcpSender:
+    async def connect(cls, address: bytes, region: KVRegion, end: LocalEnd, *, seal: bool) -> TcpSender:
         """Connects and says hello.
 
         Raises:
             PeerLost: nothing listens at `address`, or not the receiver that has this secret.
-            TransportUnavailable: `address` is none of this transport's, or not sealed where this worker wants it.
+            TransportUnavailable: `address` is none of this transport's, or not sealed though it must be (`seal`).
         """
         try:
             where = msgspec.msgpack.decode(address, type=TcpAddress)
         except (msgspec.DecodeError, msgspec.ValidationError) as exc:
             raise TransportUnavailable(f"transport tcp: not an address of a receiver: {exc}") from exc
         peer = f"{where.host}:{where.port}"
-        if end.encryption.seals(where.host) and not where.sealed:
+        if seal and not where.sealed:
             raise TransportUnavailable(
-                f"transport tcp: the receiver at {peer} takes KV unencrypted, and --kv-encryption is {end.encryption} "
-                "here; give both workers the same --kv-encryption"
+                f"transport tcp: the receiver at {peer} takes KV unencrypted, which --kv-encryption forbids here; give "
+                "both workers the same --kv-encryption"
             )
 
         def dial() -> tuple[socket.socket, Stream]:

@@ -72,11 +72,12 @@ def choose(
 
 
 async def receiver(
-    name: TransportName, region: KVRegion, end: LocalEnd, shared: SharedPool | None = None
+    name: TransportName, region: KVRegion, end: LocalEnd, shared: SharedPool | None = None, *, seal: bool
 ) -> KVReceiver:
     """Opens this worker's receiving end, for any number of senders. `region` must outlive it.
 
-    `shm` needs `shared`, the shared memory that `region` lies in.
+    `shm` needs `shared`, the shared memory that `region` lies in. With `seal`, what comes through a socket must be
+    encrypted; `choose` names no transport that cannot.
 
     Raises:
         TransportUnavailable: the machine cannot, or `region` is not in shared memory.
@@ -86,7 +87,7 @@ async def receiver(
         case TransportName.SHM:
             return shm.ShmReceiver(region, shared)
         case TransportName.TCP:
-            return tcp.TcpReceiver(region, end)
+            return tcp.TcpReceiver(region, end, seal=seal)
         case TransportName.UCX:
             return ucx.UcxReceiver(region, end)
         case TransportName.LOOPBACK:
@@ -96,9 +97,10 @@ async def receiver(
 
 
 async def sender(
-    name: TransportName, address: bytes, region: KVRegion, end: LocalEnd, faults: str = ""
+    name: TransportName, address: bytes, region: KVRegion, end: LocalEnd, faults: str = "", *, seal: bool
 ) -> KVSender:
-    """Opens a link to the receiver at `address`. `region` is this worker's pool and must outlive it.
+    """Opens a link to the receiver at `address`. `region` is this worker's pool and must outlive it. With `seal`, one
+    that takes KV through a socket unencrypted is refused.
 
     `faults` is a `FaultPlan` specification (tests, `--faults`); "" breaks nothing.
 
@@ -109,16 +111,18 @@ async def sender(
         ConfigError: `faults` is malformed.
     """
     if not faults:
-        return await _plain_sender(name, address, region, end)
+        return await _plain_sender(name, address, region, end, seal=seal)
     plan = FaultPlan.parse(faults)
 
     async def connect(pool: KVRegion) -> KVSender:
-        return await _plain_sender(name, address, pool, end)
+        return await _plain_sender(name, address, pool, end, seal=seal)
 
     return await FaultySender.open(plan, region, connect)
 
 
-async def _plain_sender(name: TransportName, address: bytes, region: KVRegion, end: LocalEnd) -> KVSender:
+async def _plain_sender(
+    name: TransportName, address: bytes, region: KVRegion, end: LocalEnd, *, seal: bool
+) -> KVSender:
     match name:
         case TransportName.SHM:
             sender = shm.ShmSender(address, region)
@@ -129,7 +133,7 @@ async def _plain_sender(name: TransportName, address: bytes, region: KVRegion, e
                 raise
             return sender
         case TransportName.TCP:
-            return await tcp_sender.TcpSender.connect(address, region, end)
+            return await tcp_sender.TcpSender.connect(address, region, end, seal=seal)
         case TransportName.UCX:
             return ucx_sender.UcxSender(address, region, end)
         case TransportName.LOOPBACK:

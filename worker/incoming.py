@@ -46,7 +46,7 @@ OnLinked = Callable[[str, str, str], None]
 class _Writer:
     """A prefill worker that said hello. While it is probed, `fence` is the probe's and `seal` is to be its seal."""
 
-    transport: TransportName
+    receiver: KVReceiver
     witness: Witness | None = None
     probe: asyncio.Task[None] | None = None
     fence: int = 0
@@ -59,7 +59,8 @@ class _Writer:
 
 
 class IncomingLinks:
-    """A decode worker's side: one socket for all prefill workers, one receiver per transport in use.
+    """A decode worker's side: one socket for all prefill workers, one receiver per transport in use, and
+    for encrypted KV one of its own.
 
     Only workers that were added are let in: for others, whatever they call themselves, nothing is kept.
 
@@ -85,7 +86,7 @@ class IncomingLinks:
         self._known: set[str] = set()
         self._writers: dict[str, _Writer] = {}
         self._lost_alive: dict[tuple[str, str], Witness] = {}
-        self._receivers: dict[TransportName, KVReceiver] = {}
+        self._receivers: dict[tuple[TransportName, bool], KVReceiver] = {}
         self._next_probe_fence = probe.FIRST_PROBE_FENCE
         self._probe_lock = asyncio.Lock()
         self._spawn = spawn
@@ -109,7 +110,7 @@ class IncomingLinks:
     def receiver_of(self, writer: str) -> KVReceiver:
         """The receiver that the worker `writer` (id/incarnation) pushes into. Raises PeerLost."""
         try:
-            return self._receivers[self._writers[writer].transport]
+            return self._writers[writer].receiver
         except KeyError as exc:
             raise PeerLost(f"no link from {writer}") from exc
 
@@ -185,11 +186,11 @@ class IncomingLinks:
             self._check(identity, hello)
             wanted = mine.wanted if hello.transport == TransportName.AUTO else hello.transport
             same_host = hello.host == mine.host
-            must_seal = any(e.forbids_plain(same_host) for e in (mine.end.encryption, hello.encryption))
+            must_seal = any(e.seals(same_host) for e in (mine.encryption, hello.encryption))
             name = transports.choose(wanted, mine.transports, hello.transports, same_host, must_seal)
-            if name not in self._receivers:
-                self._receivers[name] = await transports.receiver(
-                    name, self._pool.region, mine.end, self._pool.shared
+            if (name, must_seal) not in self._receivers:
+                self._receivers[name, must_seal] = await transports.receiver(
+                    name, self._pool.region, mine.end, self._pool.shared, seal=must_seal
                 )
             if identity not in self._known:  # dropped meanwhile
                 return
@@ -201,9 +202,10 @@ class IncomingLinks:
             before.cancel_probe()
             if before.witness is not None:
                 before.witness.close()
-        self._writers[identity] = _Writer(name, witness)
-        address = self._receivers[name].address()
-        self._try_send(identity, PeerWelcome(mine.end.worker_id, mine.end.incarnation, name, address))
+        receiver = self._receivers[name, must_seal]
+        self._writers[identity] = _Writer(receiver, witness)
+        welcome = PeerWelcome(mine.end.worker_id, mine.end.incarnation, name, receiver.address(), mine.host)
+        self._try_send(identity, welcome)
 
     def _check(self, identity: str, hello: PeerHello) -> None:
         if identity != f"{hello.worker_id}/{hello.incarnation}":
@@ -223,7 +225,7 @@ class IncomingLinks:
 
     async def _be_probed(self, identity: str, writer: _Writer, num_blocks: int) -> None:
         async with self._probe_lock:
-            receiver = self._receivers[writer.transport]
+            receiver = writer.receiver
             fence, self._next_probe_fence = self._next_probe_fence, self._next_probe_fence + 1
             blocks = self._pool.probe_blocks[:num_blocks]
             receiver.expect(fence, identity, blocks)
@@ -245,7 +247,7 @@ class IncomingLinks:
                 await receiver.cancel(fence)  # does nothing to a fence that is forgotten
             if not error:
                 worker_id, _, incarnation = identity.rpartition("/")
-                self._on_linked(worker_id, incarnation, writer.transport)
+                self._on_linked(worker_id, incarnation, receiver.name)
             self._try_send(identity, ProbeAck(fence, error))
 
     def _try_send(self, identity: str, message: Message) -> None:

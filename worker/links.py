@@ -7,7 +7,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
-from twinpool.config import TransportName
+from twinpool.config import Encryption, TransportName
 from twinpool.errors import ProtocolError
 from twinpool.join_token import VARIABLE, JoinToken
 from twinpool.kv_transfer.connector import KVRegion, LocalEnd
@@ -43,6 +43,7 @@ class LinkSettings:
     workers talk to each other.
 
     `life` names the lock by which other processes of this host tell whether this one lives; "" if it holds none.
+    `encryption` is when KV must not go through a socket as it is; whether two workers are on one host, `host` says.
     A link that fails or is lost is tried again after each of `reopen_pauses_s`, in seconds; then it is given up.
     """
 
@@ -55,3 +56,4 @@ class LinkSettings:
     strict: bool = False
     reopen_pauses_s: tuple[float, ...] = (1.0, 4.0, 15.0)
     life: str = ""
+    encryption: Encryption = Encryption.AUTO

@@ -114,9 +114,7 @@ async def _run(config: WorkerConfig, make_core: CoreFactory) -> int:
     loop.add_signal_handler(signal.SIGINT, stop, "Ctrl-C")
 
     transfer = config.transfer
-    end = LocalEnd(
-        config.link.worker_id, uuid.uuid4().hex[:12], transfer.deployment, transfer.host, transfer.encryption
-    )
+    end = LocalEnd(config.link.worker_id, uuid.uuid4().hex[:12], transfer.deployment, transfer.host)
     shared: list[SharedPool] = []
     life = Life(end) if config.role is Role.PREFILL and shm.why_unavailable() is None else None
 
@@ -219,6 +217,7 @@ def worker_parts(
             config.transfer.faults,
             config.strict,
             life=life,
+            encryption=config.transfer.encryption,
         ),
         peer_bind=f"tcp://{config.transfer.host}:*",
         step_timeout_s=config.engine.step_timeout_s,

@@ -104,7 +104,7 @@ class OutgoingLink:
                 )
             try:
                 async with lock:
-                    return await self._try_transport(welcome.transport, welcome.address)
+                    return await self._try_transport(welcome)
             except TransferError as exc:
                 await self._close_sender()
                 if self._settings.wanted is not TransportName.AUTO or self._settings.strict:
@@ -146,7 +146,7 @@ class OutgoingLink:
             transport=self._settings.wanted,
             transports=usable,
             host=self._settings.host,
-            encryption=end.encryption,
+            encryption=self._settings.encryption,
             life=self._settings.life,
         )
         for _ in range(MOST_HELLOS):
@@ -167,9 +167,16 @@ class OutgoingLink:
             )
         return answer
 
-    async def _try_transport(self, name: TransportName, address: bytes) -> probe.ProbeResult:
-        region, blocks = self._pool.region, self._pool.probe_blocks
-        sender = await transports.sender(name, address, region, self._settings.end, self._settings.faults)
+    async def _try_transport(self, welcome: PeerWelcome) -> probe.ProbeResult:
+        region, blocks, mine = self._pool.region, self._pool.probe_blocks, self._settings
+        sender = await transports.sender(
+            welcome.transport,
+            welcome.address,
+            region,
+            mine.end,
+            mine.faults,
+            seal=mine.encryption.seals(same_host=welcome.host == mine.host),
+        )
         self._sender = sender
         self._channel.send(ProbeRequest(len(blocks)))
         grant = await self._answer((ProbeGrant,))

@@ -55,12 +55,8 @@ class Encryption(StrEnum):
     OFF = "off"
     """Never: the operator trusts the network."""
 
-    def seals(self, host: str) -> bool:
-        """Whether KV for a worker that is reached at `host` is encrypted."""
-        return self is Encryption.ON or (self is Encryption.AUTO and not is_loopback(host))
-
-    def forbids_plain(self, same_host: bool) -> bool:
-        """Whether a transport that cannot encrypt must not be used between two workers."""
+    def seals(self, same_host: bool) -> bool:
+        """Whether KV must not go through a socket unencrypted between two workers on the same host, or on two."""
         return self is Encryption.ON or (self is Encryption.AUTO and not same_host)
 
 

@@ -322,12 +322,14 @@ class PeerHello(Message, frozen=True, tag=True):
 
 
 class PeerWelcome(Message, frozen=True, tag=True):
-    """The decode worker accepts: use `transport`, with `address` (the transport's own business)."""
+    """The decode worker accepts: use `transport`, with `address` (the transport's own business). `host` tells its
+    machine from others."""
 
     worker_id: Name
     incarnation: Name
     transport: TransportName
     address: Address
+    host: Label
 
 
 class PeerDenied(Message, frozen=True, tag=True):

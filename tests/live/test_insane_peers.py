@@ -76,7 +76,7 @@ def settings_of(end: LocalEnd, wanted: TransportName = LOOPBACK) -> LinkSettings
 
 
 def welcome(transport: TransportName, address: bytes, incarnation: str = "b1") -> PeerWelcome:
-    return PeerWelcome("decode-0", incarnation, transport, address)
+    return PeerWelcome("decode-0", incarnation, transport, address, "host")
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ async def test_a_probe_of_more_blocks_than_there_are_is_refused() -> None:
 
     def insane(identity: str, message: Message) -> None:
         if isinstance(message, PeerHello):
-            address = real._receivers[LOOPBACK].address()
+            address = real._receivers[LOOPBACK, False].address()
             decode_worker.send(identity, welcome(LOOPBACK, address))
         elif isinstance(message, ProbeRequest):
             decode_worker.send(identity, ProbeGrant(1, tuple(range(100))))

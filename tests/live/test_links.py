@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Coroutine
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 from support.join_token import TEST_TOKEN
 
@@ -15,6 +16,7 @@ from twinpool.config import Encryption, Role, TransportName
 from twinpool.errors import PeerLost, ProtocolError
 from twinpool.kv_transfer.connector import BlockRange, KVRegion, LocalEnd
 from twinpool.kv_transfer.life import Life
+from twinpool.kv_transfer.tcp_wire import TcpAddress
 from twinpool.layout import Dtype, KVLayout
 from twinpool.messages import LinkFailed, LinkReady, Message, PeerInfo, PeerUnknown, Renew, RevokeAck
 from twinpool.request import RequestKey
@@ -156,7 +158,7 @@ async def test_a_link_that_stays_lost_is_given_up_after_its_tries_and_messages_s
     pair.outgoing.add(pair.peer)
     await pair.report()
 
-    async def nobody(*_: object) -> None:
+    async def nobody(*_: object, **__: object) -> None:
         raise PeerLost("no receiver answers")
 
     monkeypatch.setattr(outgoing.transports, "sender", nobody)
@@ -192,9 +194,9 @@ async def test_ucx_is_refused_if_either_worker_wants_kv_encrypted(who: str) -> N
     pair = Pair(TransportName.UCX, ())
     sealing = Encryption.ON
     if who == "prefill":
-        pair.settings = replace(pair.settings, end=replace(PREFILL, encryption=sealing))
+        pair.settings = replace(pair.settings, encryption=sealing)
     elif who == "decode":
-        pair.incoming._settings = replace(pair.incoming._settings, end=replace(DECODE, encryption=sealing))
+        pair.incoming._settings = replace(pair.incoming._settings, encryption=sealing)
     else:
         pair.settings = replace(pair.settings, host="another host")
     links = pair.links("model")
@@ -245,10 +247,10 @@ async def test_a_worker_that_is_dropped_while_it_is_welcomed_leaves_nothing_behi
     welcoming, dropped = asyncio.Event(), asyncio.Event()
     open_receiver = incoming.transports.receiver
 
-    async def slow(*parts: Any) -> Any:
+    async def slow(*parts: Any, seal: bool) -> Any:
         welcoming.set()
         await dropped.wait()
-        return await open_receiver(*parts)
+        return await open_receiver(*parts, seal=seal)
 
     monkeypatch.setattr(incoming.transports, "receiver", slow)
     pair.outgoing.add(pair.peer)
@@ -259,6 +261,18 @@ async def test_a_worker_that_is_dropped_while_it_is_welcomed_leaves_nothing_behi
         while not pair.incoming._receivers:  # noqa: ASYNC110  # nothing tells of it
             await asyncio.sleep(0.005)
     assert pair.incoming._writers == {}
+
+
+@pytest.mark.parametrize(("host", "is_sealed"), [("host", False), ("another host", True)])
+async def test_kv_is_sealed_between_machines_whatever_address_joins_them(host: str, is_sealed: bool) -> None:
+    pair = Pair(TransportName.TCP, ())
+    pair.settings = replace(pair.settings, host=host)
+    pair.outgoing = pair.links("model")
+    pair.outgoing.add(pair.peer)
+    assert isinstance(await pair.report(), LinkReady)
+    (receiver,) = pair.incoming._receivers.values()
+    assert msgspec.msgpack.decode(receiver.address(), type=TcpAddress).sealed is is_sealed
+    await pair.close()
 
 
 async def test_a_peer_that_is_gone_takes_its_link_and_its_messages_with_it(pair: Pair) -> None:

@@ -28,7 +28,7 @@ import numpy as np
 import psutil
 import pytest
 
-from twinpool.config import Encryption, TransportName
+from twinpool.config import TransportName
 from twinpool.errors import ConfigError, DigestMismatch, PeerLost, TransferError, TransportUnavailable
 from twinpool.kv_transfer import probe, pushes, shm, transports
 from twinpool.kv_transfer.connector import BlockRange, KVReceiver, KVRegion, KVSender, LocalEnd
@@ -110,8 +110,8 @@ class Desk:
     def __init__(self, name: str, incarnation: str = "a1") -> None:
         name, _, how = name.partition(" ")
         self.name = TransportName(name)
-        encryption = Encryption.ON if how == "sealed" else Encryption.AUTO
-        self.end = LocalEnd("decode-0", incarnation, f"test{os.getpid()}", encryption=encryption)
+        self.is_sealed = how == "sealed"
+        self.end = LocalEnd("decode-0", incarnation, f"test{os.getpid()}")
         self.shared = shm.SharedPool(NUM_BLOCKS * LAYOUT.block_bytes, self.end) if name == "shm" else None
         memory = self.shared.memory if self.shared else memoryview(bytearray(NUM_BLOCKS * LAYOUT.block_bytes))
         self.region = KVRegion(memory, LAYOUT, NUM_BLOCKS)
@@ -165,7 +165,9 @@ def require(name: str) -> None:
 async def desk(request: pytest.FixtureRequest) -> AsyncIterator[Desk]:
     require(request.param.partition(" ")[0])
     desk = Desk(request.param)
-    desk.receiver = await transports.receiver(desk.name, desk.region, desk.end, desk.shared)
+    desk.receiver = await transports.receiver(
+        desk.name, desk.region, desk.end, desk.shared, seal=desk.is_sealed
+    )
     yield desk
     await desk.close()
 
@@ -239,7 +241,7 @@ async def test_a_stop_in_the_midst_of_a_step_is_final_even_while_the_receiver_st
     pool = KVRegion(memoryview(bytearray(NUM_BLOCKS * LAYOUT.block_bytes)), LAYOUT, NUM_BLOCKS)
     source = np.frombuffer(pool.memory, dtype=np.uint8)
     end = LocalEnd("prefill-0", "b2")
-    sender = await transports.sender(desk.name, desk.receiver.address(), pool, end)
+    sender = await transports.sender(desk.name, desk.receiver.address(), pool, end, seal=desk.is_sealed)
     blocks = list(range(NUM_BLOCKS - 1))
     desk.receiver.expect(1, end.writer, blocks)
 
@@ -357,7 +359,9 @@ async def test_what_was_meant_for_a_process_never_reaches_the_one_in_its_place(d
     desk.expect(1, peer, [0, 1])
     await peer.call("push", fence=1, source=[4, 5], target=[0, 1], first=0, last=8)
     heir = Desk(desk.name, "a2")
-    heir.receiver = await transports.receiver(heir.name, heir.region, heir.end, heir.shared)
+    heir.receiver = await transports.receiver(
+        heir.name, heir.region, heir.end, heir.shared, seal=heir.is_sealed
+    )
     await desk.receiver.close()
     desk.receiver = heir.receiver
     heir.receiver.expect(1, desk.writers[id(peer)], [0, 1])
@@ -383,7 +387,7 @@ async def test_a_flipped_byte_is_found_by_the_digest(desk: Desk) -> None:
 async def test_the_probe_measures_and_verifies(desk: Desk) -> None:
     pool = KVRegion(memoryview(bytearray(NUM_BLOCKS * LAYOUT.block_bytes)), LAYOUT, NUM_BLOCKS)
     end = LocalEnd("prefill-0", "b2")
-    sender = await transports.sender(desk.name, desk.receiver.address(), pool, end)
+    sender = await transports.sender(desk.name, desk.receiver.address(), pool, end, seal=desk.is_sealed)
     blocks = list(range(NUM_BLOCKS // 4))
     fence = probe.FIRST_PROBE_FENCE
     desk.receiver.expect(fence, end.writer, blocks)
@@ -407,7 +411,7 @@ async def test_a_killed_receiver_is_noticed_in_bounded_time(
     blocks = list(range(NUM_BLOCKS))
     async with asyncio.timeout(DEADLINE_S):
         address = bytes.fromhex(await peer.call("listen"))
-        sender: KVSender = await transports.sender(TransportName(name), address, region, end)
+        sender: KVSender = await transports.sender(TransportName(name), address, region, end, seal=False)
         await peer.call("expect", fence=1, writer=end.writer, blocks=blocks)
         sender.push(1, BlockRange(blocks, blocks, 0, 8))
         await sender.finish(1)
@@ -440,7 +444,7 @@ async def test_a_receiver_that_takes_nothing_blocks_no_push_and_loses_the_link(
     blocks = list(range(NUM_BLOCKS))
     async with asyncio.timeout(DEADLINE_S):
         address = bytes.fromhex(await peer.call("listen"))
-        sender = await transports.sender(TransportName(name), address, region, end)
+        sender = await transports.sender(TransportName(name), address, region, end, seal=False)
         await peer.call("expect", fence=1, writer=end.writer, blocks=blocks)
         peer.process.send_signal(signal.SIGSTOP)
         for _ in range(10):  # more than any socket buffers
@@ -519,7 +523,9 @@ async def test_an_address_of_another_transport_is_refused(name: str) -> None:
     region = KVRegion(memoryview(bytearray(LAYOUT.block_bytes)), LAYOUT, 1)
     for junk in (b"", b"nonsense", msgspec.msgpack.encode({"ucx": b"nonsense", "digest": 7})):
         with pytest.raises(TransportUnavailable, match="address"):
-            await transports.sender(TransportName(name), junk, region, LocalEnd("prefill-0", "b2"))
+            await transports.sender(
+                TransportName(name), junk, region, LocalEnd("prefill-0", "b2"), seal=False
+            )
 
 
 async def test_a_pool_that_others_may_read_or_that_lies_elsewhere_is_not_written_to(tmp_path: Path) -> None:
@@ -550,7 +556,7 @@ async def test_a_receiver_listens_on_its_own_host_only_and_survives_junk(name: s
     require(name)
     before = listening()
     desk = Desk(name)
-    desk.receiver = await transports.receiver(desk.name, desk.region, desk.end)
+    desk.receiver = await transports.receiver(desk.name, desk.region, desk.end, seal=desk.is_sealed)
     ports = listening() - before
     assert {ip for ip, _ in ports} == {"127.0.0.1"}
     for address in ports:

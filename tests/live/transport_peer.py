@@ -47,7 +47,7 @@ class Peer:
     async def connect(self, address: str, seed: int, faults: str = "") -> str:
         fill(self.region, seed, 0, LAYOUT.num_layers)
         self.sender = await transports.sender(
-            self.transport, bytes.fromhex(address), self.region, self.end, faults
+            self.transport, bytes.fromhex(address), self.region, self.end, faults, seal=False
         )
         return self.end.writer
 
@@ -55,7 +55,9 @@ class Peer:
         if self.transport is TransportName.SHM:
             self.shared = SharedPool(NUM_BLOCKS * LAYOUT.block_bytes, self.end)
             self.region = KVRegion(self.shared.memory, LAYOUT, NUM_BLOCKS)
-        self.receiver = await transports.receiver(self.transport, self.region, self.end, self.shared)
+        self.receiver = await transports.receiver(
+            self.transport, self.region, self.end, self.shared, seal=False
+        )
         return self.receiver.address().hex()
 
     async def expect(self, fence: int, writer: str, blocks: list[int]) -> None:

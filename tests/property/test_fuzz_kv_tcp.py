@@ -13,7 +13,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from twinpool.config import Encryption
 from twinpool.errors import PeerLost, TransportUnavailable
 from twinpool.kv_transfer.connector import BlockRange, KVRegion, LocalEnd
 from twinpool.kv_transfer.tcp import TcpReceiver
@@ -65,21 +64,19 @@ def frames() -> st.SearchStrategy[bytes]:
 @QUICK
 @given(
     junk=st.binary(max_size=300) | st.binary(max_size=60).map(lambda rest: MAGIC + rest),
-    encryption=st.sampled_from((Encryption.ON, Encryption.OFF)),
+    seal=st.booleans(),
 )
-def test_strangers_get_nothing_in_and_the_next_transfer_works(junk: bytes, encryption: Encryption) -> None:
+def test_strangers_get_nothing_in_and_the_next_transfer_works(junk: bytes, seal: bool) -> None:
     async def scenario(receiver: TcpReceiver) -> None:
         where = msgspec.msgpack.decode(receiver.address(), type=TcpAddress)
         await asyncio.to_thread(throw, where, lambda connection: connection.sendall(junk))
 
-    asyncio.run(survive(scenario, encryption))
+    asyncio.run(survive(scenario, seal))
 
 
 @QUICK
-@given(junk=frames(), encryption=st.sampled_from((Encryption.ON, Encryption.OFF)))
-def test_frames_that_make_no_sense_of_one_who_knows_the_secret_write_nothing(
-    junk: bytes, encryption: Encryption
-) -> None:
+@given(junk=frames(), seal=st.booleans())
+def test_frames_that_make_no_sense_of_one_who_knows_the_secret_write_nothing(junk: bytes, seal: bool) -> None:
     async def scenario(receiver: TcpReceiver) -> None:
         where = msgspec.msgpack.decode(receiver.address(), type=TcpAddress)
 
@@ -88,7 +85,7 @@ def test_frames_that_make_no_sense_of_one_who_knows_the_secret_write_nothing(
 
         await asyncio.to_thread(throw, where, speak)
 
-    asyncio.run(survive(scenario, encryption))
+    asyncio.run(survive(scenario, seal))
 
 
 def throw(where: TcpAddress, speak: Callable[[socket.socket], None]) -> None:
@@ -103,15 +100,15 @@ def throw(where: TcpAddress, speak: Callable[[socket.socket], None]) -> None:
             pass
 
 
-async def survive(scenario: Callable[[TcpReceiver], object], encryption: Encryption) -> None:
+async def survive(scenario: Callable[[TcpReceiver], object], seal: bool) -> None:
     """Lets `scenario` loose on a receiver; then its pool must be untouched, and a transfer must work."""
     source, target = pool(1), pool(UNTOUCHED)
-    end = LocalEnd("prefill-0", "b2", encryption=encryption)
-    receiver = TcpReceiver(target, LocalEnd("decode-0", "a1", encryption=encryption))
+    end = LocalEnd("prefill-0", "b2")
+    receiver = TcpReceiver(target, LocalEnd("decode-0", "a1"), seal=seal)
     async with asyncio.timeout(DEADLINE_S):
         await scenario(receiver)  # type: ignore[misc]
         assert set(target.memory) == {UNTOUCHED}
-        sender = await TcpSender.connect(receiver.address(), source, end)
+        sender = await TcpSender.connect(receiver.address(), source, end, seal=seal)
         receiver.expect(1, end.writer, [2])
         sender.push(1, BlockRange([0], [2], 0, LAYOUT.num_layers))
         await sender.finish(1)
@@ -181,17 +178,17 @@ def test_who_does_not_know_it_or_would_have_it_unsealed_is_not(
 
 
 async def test_a_receiver_that_does_not_seal_is_refused_where_kv_is_to_be_encrypted() -> None:
-    receiver = TcpReceiver(pool(0), LocalEnd("decode-0", "a1"))
+    receiver = TcpReceiver(pool(0), LocalEnd("decode-0", "a1"), seal=False)
     try:
-        wants = LocalEnd("prefill-0", "b2", encryption=Encryption.ON)
+        end = LocalEnd("prefill-0", "b2")
         with pytest.raises(
-            TransportUnavailable, match="takes KV unencrypted, and --kv-encryption is on here"
+            TransportUnavailable, match="takes KV unencrypted, which --kv-encryption forbids here"
         ):
-            await TcpSender.connect(receiver.address(), pool(0), wants)
+            await TcpSender.connect(receiver.address(), pool(0), end, seal=True)
         where = msgspec.msgpack.decode(receiver.address(), type=TcpAddress)
         forged = msgspec.msgpack.encode(msgspec.structs.replace(where, secret=SECRET))
         with pytest.raises(PeerLost, match="does not know the receiver's secret"):
-            await TcpSender.connect(forged, pool(0), LocalEnd("prefill-0", "b2"))
+            await TcpSender.connect(forged, pool(0), end, seal=False)
     finally:
         await receiver.close()
 
