@@ -14,7 +14,6 @@ from twinpool.messages import (
     Message,
     Prefill,
     PushTo,
-    Renew,
     Revoke,
     RevokeAck,
     Seal,
@@ -24,7 +23,15 @@ from twinpool.messages import (
     WorkerStats,
 )
 from twinpool.metrics import Counters, WorkerMetric
-from twinpool.prefill_pool.handoff import ACTIVE, Handoff, HandoffState, Peer, RevokedFences
+from twinpool.prefill_pool.handoff import (
+    ACTIVE,
+    RENEWALS_PER_LEASE,
+    Handoff,
+    HandoffState,
+    Peer,
+    RevokedFences,
+    renewals,
+)
 from twinpool.prefill_pool.scheduler import PrefillScheduler, Prompt
 from twinpool.request import Job, RequestKey
 from twinpool.worker.core import (
@@ -51,10 +58,6 @@ from twinpool.worker.core import (
 TOKEN_BUDGET = 512
 """Prompt tokens of one step unless configured. Larger chunks compute hardly faster; the first token of a short prompt
 that arrives meanwhile waits for one."""
-MAX_REVOKED_FENCES = 4096
-"""Revocations that are remembered because they came before their grant."""
-
-RENEWALS_PER_LEASE = 4
 
 
 class PrefillCore:
@@ -84,7 +87,7 @@ class PrefillCore:
         self._running: frozenset[RequestKey] = frozenset()
         self._num_ungranted_blocks = 0
         self._links: set[Peer] = set()
-        self._revoked = RevokedFences(MAX_REVOKED_FENCES)
+        self._revoked = RevokedFences()
         self._commands: list[Command] = []
 
     # ── the role's interface ──────────────────────────────────────────────────────────────────────────────
@@ -366,15 +369,7 @@ class PrefillCore:
         if now - self._renewed_at < self._renew_every_s:
             return
         self._renewed_at = now
-        fences: dict[Peer, list[int]] = {}
-        for job in self._by_fence.values():
-            if job.awaits_seal and job.grant and job.peer:
-                fences.setdefault(job.peer, []).append(job.grant.fence)
-            elif job.state is HandoffState.SEALED and job.seal and job.peer:
-                job.num_rounds_sealed += 1
-                if job.num_rounds_sealed % RENEWALS_PER_LEASE == 0:
-                    self._commands.append(SendPeer(*job.peer, job.seal))
-        self._commands += [SendPeer(*peer, Renew(tuple(held))) for peer, held in fences.items()]
+        self._commands += renewals(self._by_fence.values())
 
     # ── the end ───────────────────────────────────────────────────────────────────────────────────────────
 
@@ -402,8 +397,7 @@ class PrefillCore:
         del self._jobs[job.key]
         if grant := job.grant:
             del self._by_fence[grant.fence]
-            ack = SendPeer(grant.decode_worker, grant.decode_incarnation, RevokeAck(job.key, grant.fence))
-            self._commands += [ack] * job.num_acks_owed
+            self._commands += job.acks_owed()
         if job.farewell:
             self._tell(job.farewell)
 

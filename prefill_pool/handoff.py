@@ -14,16 +14,16 @@ only when no step computes them: until then the model writes them or the transpo
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
 from twinpool.errors import InvariantViolation
 from twinpool.layout import KVLayout
-from twinpool.messages import Dropped, Manifest, PushTo, Seal
+from twinpool.messages import Dropped, Manifest, PushTo, Renew, RevokeAck, Seal
 from twinpool.prefill_pool.scheduler import Prompt
 from twinpool.request import RequestKey
-from twinpool.worker.core import BlockPush, PushFinished
+from twinpool.worker.core import BlockPush, PushFinished, SendPeer
 
 
 class HandoffState(StrEnum):
@@ -51,6 +51,8 @@ _MOVES: dict[HandoffState, frozenset[HandoffState]] = {
 Peer = tuple[str, str]
 """A decode worker's id and incarnation."""
 
+MAX_REVOKED_FENCES = 4096
+RENEWALS_PER_LEASE = 4
 ACTIVE = frozenset({HandoffState.PUSHING, HandoffState.FINISHING, HandoffState.SEALED})
 """The grant is in use: bytes may be on their way."""
 
@@ -58,17 +60,16 @@ ACTIVE = frozenset({HandoffState.PUSHING, HandoffState.FINISHING, HandoffState.S
 class RevokedFences:
     """Fences that decode revoked before their grant came here, so that the grant is refused when it does.
 
-    At most `capacity` are remembered; the oldest goes first, its grant being long overdue.
+    At most `MAX_REVOKED_FENCES` are remembered; the oldest goes first, its grant being long overdue.
     """
 
-    def __init__(self, capacity: int) -> None:
-        self._capacity = capacity
+    def __init__(self) -> None:
         self._fences: OrderedDict[tuple[Peer, int], None] = OrderedDict()
 
     def remember(self, peer: Peer, fence: int) -> None:
         """`peer` revoked `fence`."""
         self._fences[peer, fence] = None
-        if len(self._fences) > self._capacity:
+        if len(self._fences) > MAX_REVOKED_FENCES:
             self._fences.popitem(last=False)
 
     def take(self, peer: Peer, fence: int) -> bool:
@@ -160,6 +161,12 @@ class Handoff:
         """Of a table's blocks, those that decode did not hold already."""
         return tuple(block_ids[self.grant.num_cached_blocks :]) if self.grant else ()
 
+    def acks_owed(self) -> list[SendPeer]:
+        """What decode hears, for each time that it has revoked the grant, once nothing is written under it any more."""
+        if self.grant is None or self.peer is None:
+            return []
+        return [SendPeer(*self.peer, RevokeAck(self.key, self.grant.fence))] * self.num_acks_owed
+
     def manifest(self, fingerprint: str, layout: KVLayout, finished: PushFinished | None) -> Manifest:
         """What was sent under the grant; `finished` is None if decode had every block.
 
@@ -180,3 +187,18 @@ class Handoff:
             num_bytes=finished.num_bytes if finished else 0,
             transfer_s=finished.transfer_s if finished else 0.0,
         )
+
+
+def renewals(granted: Iterable[Handoff]) -> list[SendPeer]:
+    """One round of what keeps decode's leases alive: a Renew to each process with the fences whose Seal is to come, and
+    each Seal again that was not answered for a lease, which is `RENEWALS_PER_LEASE` rounds."""
+    commands: list[SendPeer] = []
+    fences: dict[Peer, list[int]] = {}
+    for job in granted:
+        if job.awaits_seal and job.grant and job.peer:
+            fences.setdefault(job.peer, []).append(job.grant.fence)
+        elif job.state is HandoffState.SEALED and job.seal and job.peer:
+            job.num_rounds_sealed += 1
+            if job.num_rounds_sealed % RENEWALS_PER_LEASE == 0:
+                commands.append(SendPeer(*job.peer, job.seal))
+    return commands + [SendPeer(*peer, Renew(tuple(held))) for peer, held in fences.items()]

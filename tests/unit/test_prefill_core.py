@@ -23,7 +23,8 @@ from twinpool.messages import (
     SealAck,
     StepTokens,
 )
-from twinpool.prefill_pool.core import RENEWALS_PER_LEASE, PrefillCore
+from twinpool.prefill_pool.core import PrefillCore
+from twinpool.prefill_pool.handoff import RENEWALS_PER_LEASE
 from twinpool.request import FinishReason, Job, RequestKey
 from twinpool.worker.core import (
     BlockPush,
