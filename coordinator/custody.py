@@ -27,6 +27,9 @@ RUNNING = (RequestState.PREFILLING, RequestState.TRANSFERRING, RequestState.DECO
 LACK_OF_ROOM = frozenset({DropReason.PREEMPTED, DropReason.NO_ROOM})
 """The worker is full, which is no fault of the request: such an attempt is not charged to it."""
 
+FAULTS = frozenset({DropReason.TRANSFER, DropReason.DEADLINE})
+"""Losses of a single attempt that somebody should look into, so each is a line in the log."""
+
 
 class Custody:
     """All live requests and what they own; `emit` takes commands in order."""
@@ -70,6 +73,8 @@ class Custody:
         request.timeline.attempts[-1].ended = f"{reason}: {detail}" if detail else reason
         self._tally.add(CoordinatorMetric.ATTEMPTS_LOST, reason)
         request.early.clear()
+        if reason in FAULTS:
+            self._emit(Note(f"attempt {request.attempt} at {request.request_id} is lost: {reason}, {detail}"))
         if reason in LACK_OF_ROOM:
             request.uncharged_attempts.add(request.attempt)
         if (why_not := self._why_not_again(request, reason)) is not None:

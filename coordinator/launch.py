@@ -12,7 +12,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from twinpool.config import Role
@@ -103,6 +103,15 @@ class Launcher:
             self._running[spec.worker_id] = running
             running.task = asyncio.create_task(self._keep_running(running), name=f"launch {spec.worker_id}")
             running.task.add_done_callback(partial(self._ended, running))
+
+    def keep_pool_size(self, worker_id: str, num_blocks: int) -> None:
+        """Further processes of that worker get a KV pool of `num_blocks`. Left to themselves they would size it by what
+        is free now, beside the pools of the others: smaller at every start, and too small for requests that fitted.
+        """
+        running = self._running[worker_id]
+        if not any(argument.startswith("--num-blocks=") for argument in running.spec.arguments):
+            arguments = (*running.spec.arguments, f"--num-blocks={num_blocks}")
+            running.spec = replace(running.spec, arguments=arguments)
 
     def keeps(self, role: Role) -> bool:
         """Whether some worker of this role runs, or will be started again."""

@@ -10,6 +10,7 @@ from twinpool.coordinator.lifecycle import Leg
 from twinpool.messages import PROTOCOL_VERSION, LinkFailed, LinkReady, PeerInfo, Peers, Register, WorkerStats
 from twinpool.request import RequestKey
 
+MAX_REMEMBERED_POOLS = 1024
 OTHER_ROLE = {Role.PREFILL: Role.DECODE, Role.DECODE: Role.PREFILL}
 
 
@@ -100,6 +101,7 @@ class Registry:
     def __init__(self) -> None:
         self._workers: dict[str, Worker] = {}
         self._links: dict[tuple[str, str], LinkReady | LinkFailed] = {}
+        self._past_num_blocks: dict[str, int] = {}
         self.terms: Register | None = None
         """The first worker that joined: all later ones must agree with it, as long as the coordinator lives."""
 
@@ -166,7 +168,14 @@ class Registry:
     def remove(self, worker: Worker) -> None:
         """The worker is gone, and all its links with it."""
         del self._workers[worker.worker_id]
+        self._past_num_blocks[worker.worker_id] = worker.info.num_blocks
+        while len(self._past_num_blocks) > MAX_REMEMBERED_POOLS:
+            del self._past_num_blocks[next(iter(self._past_num_blocks))]
         self._links = {pair: link for pair, link in self._links.items() if worker.incarnation not in pair}
+
+    def past_num_blocks(self, worker_id: str) -> int | None:
+        """The KV pool of the last process of this name that is gone, in blocks; None if there was none."""
+        return self._past_num_blocks.get(worker_id)
 
     def expired(self, now: float, lease_s: float) -> list[Worker]:
         """Workers that were not heard of for `lease_s`."""

@@ -147,6 +147,10 @@ class Coordinator:
         """The ids of the workers that have joined."""
         return frozenset(worker.worker_id for worker in self._core.registry)
 
+    def past_num_blocks(self, worker_id: str) -> int | None:
+        """How large the KV pool of that worker's last process was, once it is gone; None if it never joined."""
+        return self._core.registry.past_num_blocks(worker_id)
+
     def worker_exited(self, worker_id: str, pid: int, reason: str) -> None:
         """The launcher saw that process end: its requests go on elsewhere at once, not after its lease."""
         worker = self._core.registry.get(worker_id)

@@ -99,6 +99,8 @@ class _Site:
             def on_exit(worker_id: str, pid: int, reason: str) -> None:
                 sweep(self._deployment)  # one that was killed left its pool behind
                 coordinator.worker_exited(worker_id, pid, reason)
+                if (num_blocks := coordinator.past_num_blocks(worker_id)) is not None:
+                    launcher.keep_pool_size(worker_id, num_blocks)
 
             launcher = Launcher(
                 coordinator.endpoint,

@@ -55,6 +55,8 @@ from twinpool.errors import (
 )
 from twinpool.metrics import GatewayMetric
 
+INLINE_BYTES = 64 << 10
+"""Bodies up to here are parsed on the event loop, in about a millisecond; longer ones in a thread."""
 INLINE_CHARS = 4096
 """Prompts up to here are tokenized on the event loop, in about a millisecond; longer ones in a thread."""
 
@@ -191,7 +193,8 @@ class Gateway:
         received_at = service.now()
         header_timeout_s = parse_timeout_header(request.headers.get("x-request-timeout"))
         with self._bodies.reading() as body:
-            wanted = parse(await body.read(request))
+            raw = await body.read(request)
+            wanted = parse(raw) if len(raw) <= INLINE_BYTES else await asyncio.to_thread(parse, raw)
             if wanted.model is not None:
                 self._check_model(wanted.model)
             check_token_ids("stop_token_ids", wanted.stop_token_ids, self._tokenizer.vocab_size)
@@ -235,6 +238,9 @@ class Gateway:
         prompt = wanted.prompt
         context = self._service.max_model_len
         if isinstance(prompt, tuple):
+            if len(prompt) > context:
+                message = f"the prompt has {len(prompt)} tokens; the model's context is {context}: shorten it"
+                raise ContextLengthExceeded(message, param="prompt")
             check_token_ids("prompt", prompt, self._tokenizer.vocab_size)
             token_ids = prompt
         elif isinstance(prompt, Conversation) and len(prompt.messages) > context:

@@ -285,7 +285,7 @@ class GatewayConfig:
     api_keys_file: str = ""
     api_keys: str = field(default="", repr=False)
     metrics_open: bool = False
-    max_body_bytes: int = 16 << 20
+    max_body_bytes: int = 4 << 20
     max_buffered_bytes: int = 256 << 10
     client_stall_s: float = 30.0
     max_connections: int | None = None

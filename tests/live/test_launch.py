@@ -22,6 +22,7 @@ class Scripted(Launcher):
     def __init__(self, status: int | None) -> None:
         self.exits: list[str] = []
         self.num_starts = 0
+        self.arguments: list[tuple[str, ...]] = []
         self.given_up: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         super().__init__(
             "tcp://nowhere", self._exited, lambda _, reason: self.given_up.set_result(reason), {}
@@ -31,9 +32,11 @@ class Scripted(Launcher):
     def _exited(self, worker_id: str, pid: int, reason: str) -> None:
         assert (worker_id, pid > 0) == (SPEC.worker_id, True)
         self.exits.append(reason)
+        self.keep_pool_size(worker_id, 100 + len(self.exits))
 
-    async def _spawn(self, _: WorkerSpec) -> asyncio.subprocess.Process:
+    async def _spawn(self, spec: WorkerSpec) -> asyncio.subprocess.Process:
         self.num_starts += 1
+        self.arguments.append(spec.arguments)
         if self._status is None:
             raise OSError(24, "Too many open files")
         code = f"import os; os._exit({self._status})"
@@ -63,6 +66,11 @@ async def test_a_worker_that_dies_is_started_again_a_bounded_number_of_times() -
     assert reason == "exit status 1"
     assert launcher.exits == [reason] * (1 + RESTARTS_ALLOWED)
     assert not launcher.keeps(Role.DECODE)
+
+
+async def test_a_worker_that_is_started_again_gets_the_pool_that_it_had() -> None:
+    launcher, _ = await outcome(EXIT_FAILED)
+    assert launcher.arguments == [(), *[("--num-blocks=101",)] * RESTARTS_ALLOWED]
 
 
 async def test_a_worker_with_a_wrong_setting_is_not_started_again() -> None:

@@ -59,7 +59,9 @@ async def test_values_that_need_the_model_to_be_refused_are_400(
     assert error_of(await client.post(COMPLETIONS, json=body), 400)["param"] == param
 
 
-@pytest.mark.parametrize("body", [{"prompt": [1] * 250, "max_tokens": 7}, {"prompt": [1] * 256}])
+@pytest.mark.parametrize(
+    "body", [{"prompt": [1] * 250, "max_tokens": 7}, {"prompt": [1] * 256}, {"prompt": [1] * 100_000}]
+)
 async def test_more_than_the_context_holds_is_400(client: httpx.AsyncClient, body: dict[str, object]) -> None:
     error = error_of(await client.post(COMPLETIONS, json=body), 400)
     assert error["code"] == "context_length_exceeded"

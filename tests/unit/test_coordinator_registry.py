@@ -9,11 +9,13 @@ import pytest
 from support.coordinator_core import LAYOUT, CoreDriver, register, stats
 
 from twinpool.config import Role
+from twinpool.coordinator import registry
 from twinpool.coordinator.events import FromWorker, Shutdown
 from twinpool.layout import Dtype
 from twinpool.messages import (
     Denied,
     Heartbeat,
+    Left,
     LinkFailed,
     LinkReady,
     PeerInfo,
@@ -154,6 +156,17 @@ def test_a_server_that_stops_lets_nobody_start_anew(driver: CoreDriver) -> None:
     driver.do(FromWorker("decode-0", "of another coordinator", Heartbeat(stats())))
     driver.join("decode-1", Role.DECODE)
     assert driver.sent_to("decode-0") == driver.sent_to("decode-1") == [Stop()]
+
+
+def test_the_pool_of_the_last_process_of_a_name_is_remembered_for_so_many_names(
+    driver: CoreDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registry, "MAX_REMEMBERED_POOLS", 2)
+    for name in ("a", "b", "c"):
+        driver.join(name, Role.PREFILL, num_blocks=8 + ord(name))
+        assert driver.core.registry.past_num_blocks(name) is None
+        driver.say(name, Left("done"))
+    assert [driver.core.registry.past_num_blocks(name) for name in "abc"] == [None, 106, 107]
 
 
 def test_counters_of_past_processes_are_kept(driver: CoreDriver) -> None:
