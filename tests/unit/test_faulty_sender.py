@@ -36,7 +36,9 @@ async def receiver() -> AsyncIterator[LoopbackReceiver]:
 
 async def faulty(receiver: LoopbackReceiver, spec: str, pool: KVRegion | None = None) -> FaultySender:
     source = pool or region(7)
-    sender = await transports.sender(TransportName.LOOPBACK, receiver.address(), source, END, spec, seal=False)
+    sender = await transports.sender(
+        TransportName.LOOPBACK, receiver.address(), source, END, spec, seal=False
+    )
     assert isinstance(sender, FaultySender)
     return sender
 
