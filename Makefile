@@ -16,9 +16,9 @@ demo: setup ## one prefill and one decode worker answer a question; prints the r
 serve: setup ## serve the default model on http://127.0.0.1:8000
 	@.venv/bin/twinpool serve
 
-test: setup ## run the whole test suite: in virtual time on two processes, then with real servers, one at a time
-	@$(PYTHON_BIN) -m pytest -q -n 2 tests/unit tests/property tests/world
-	@$(PYTHON_BIN) -m pytest -q tests/oracle tests/cases tests/live
+test: setup ## run the whole test suite, what needs the machine for itself last
+	@$(PYTHON_BIN) -m pytest -q -n 2 --dist loadgroup tests/oracle tests/unit tests/property tests/world tests/live
+	@$(PYTHON_BIN) -m pytest -q tests/served tests/cases
 
 explore: setup ## prove it: every state of the ownership protocol (1 minute; ARGS="--cancels 1 --losses 1": which faults)
 	@PYTHONPATH=src:tests $(PYTHON_BIN) -m world.exploration $(ARGS)

@@ -12,10 +12,18 @@ from pathlib import Path
 
 import httpx
 import pytest
+from support.served_model import save_served_model
 from support.server import Server, server_environment, serving, wait_for
 
 pytestmark = pytest.mark.timeout(180)
 FIXED = ("--dtype", "float32")
+NUM_TOKENS = 400
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The directory of a tiny model."""
+    return str(save_served_model(tmp_path_factory.mktemp("model")))
 
 
 def stream(server: Server, prompt: str, max_tokens: int) -> tuple[str, str]:
@@ -46,17 +54,17 @@ def is_alive(pid: int) -> bool:
 
 
 @pytest.mark.parametrize("victim", ["prefill-0", "decode-0"])
-def test_a_worker_killed_in_traffic(tmp_path: Path, victim: str) -> None:
+def test_a_worker_killed_in_traffic(tmp_path: Path, model: str, victim: str) -> None:
     """Two of each pool; one is killed while eight streams run. All end with the undisturbed text, or an error."""
     prompts = [f"Story number {n}. In the beginning" for n in range(8)]
-    with serving(tmp_path, *FIXED, "--prefill", "2", "--decode", "2") as server:
-        undisturbed = [stream(server, prompt, 60) for prompt in prompts]
+    with serving(tmp_path, model, *FIXED, "--prefill", "2", "--decode", "2") as server:
+        undisturbed = [stream(server, prompt, NUM_TOKENS) for prompt in prompts]
         assert {end for _, end in undisturbed} == {"length"}
         pid = server.worker_pids()[victim]
         pools = [path for path in Path("/dev/shm").glob(f"twinpool.*.{victim}.*") if _is_mapped_by(path, pid)]
         delivered = server.metric("twinpool_delivered_tokens_total")
         with ThreadPoolExecutor(8) as pool:
-            running = [pool.submit(stream, server, prompt, 60) for prompt in prompts]
+            running = [pool.submit(stream, server, prompt, NUM_TOKENS) for prompt in prompts]
             wait_for(
                 "streams are on their way",
                 lambda: server.metric("twinpool_delivered_tokens_total") > delivered + 40,
@@ -70,13 +78,13 @@ def test_a_worker_killed_in_traffic(tmp_path: Path, victim: str) -> None:
         wait_for("the worker is started again", lambda: victim in server.worker_pids(), 30)
         wait_for("and joins", lambda: server.metric("twinpool_workers") == 4, 30)
         assert not any(path.exists() for path in pools), "it left its pool in shared memory"
-        assert stream(server, prompts[0], 60) == undisturbed[0]
+        assert stream(server, prompts[0], NUM_TOKENS) == undisturbed[0]
         server.wait_until_empty()
 
 
-def test_no_process_outlives_a_killed_coordinator(tmp_path: Path) -> None:
+def test_no_process_outlives_a_killed_coordinator(tmp_path: Path, model: str) -> None:
     """SIGKILL gives the coordinator no time to tell anybody; the workers still end, and leave no shared memory."""
-    with serving(tmp_path, *FIXED) as server:
+    with serving(tmp_path, model, *FIXED) as server:
         workers = server.worker_pids()
         assert set(workers) == {"prefill-0", "decode-0"}
         own = [
@@ -114,11 +122,11 @@ def test_ctrl_c_while_the_workers_load_ends_at_once(tmp_path: Path) -> None:
     assert "Traceback" not in log_path.read_text()
 
 
-def test_sigterm_lets_running_streams_end_and_admits_no_new_ones(tmp_path: Path) -> None:
+def test_sigterm_lets_running_streams_end_and_admits_no_new_ones(tmp_path: Path, model: str) -> None:
     """Draining: what runs ends whole, what comes is refused, then everything stops with status 0."""
-    with serving(tmp_path, *FIXED) as server, ThreadPoolExecutor(1) as pool:
+    with serving(tmp_path, model, *FIXED) as server, ThreadPoolExecutor(1) as pool:
         workers = server.worker_pids()
-        running = pool.submit(stream, server, "A long story about the sea:", 150)
+        running = pool.submit(stream, server, "A long story about the sea:", 3000)
         wait_for("the stream runs", lambda: server.metric("twinpool_delivered_tokens_total") > 3)
         server.process.send_signal(signal.SIGTERM)
         wait_for("the server says that it drains", lambda: server.get("/ready").status_code == 503)
@@ -130,13 +138,13 @@ def test_sigterm_lets_running_streams_end_and_admits_no_new_ones(tmp_path: Path)
         assert not any(is_alive(pid) for pid in workers.values())
 
 
-def test_a_full_queue_answers_429_with_retry_after(tmp_path: Path) -> None:
+def test_a_full_queue_answers_429_with_retry_after(tmp_path: Path, model: str) -> None:
     """One running, two waiting; the next is refused at once and told when to come back."""
     with (
-        serving(tmp_path, *FIXED, "--max-num-seqs", "1", "--max-queue-requests", "2") as server,
+        serving(tmp_path, model, *FIXED, "--max-num-seqs", "1", "--max-queue-requests", "2") as server,
         ThreadPoolExecutor(12) as pool,
     ):
-        body = {"prompt": "A story:", "max_tokens": 40, "ignore_eos": True, "temperature": 0}
+        body = {"prompt": "A story:", "max_tokens": 400, "ignore_eos": True, "temperature": 0}
         answers = list(pool.map(lambda _: server.post("/v1/completions", body), range(12)))
         codes = sorted(answer.status_code for answer in answers)
         assert set(codes) == {200, 429}

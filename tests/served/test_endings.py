@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import httpx
@@ -67,11 +68,10 @@ def streamed(server: Server, **fields: object) -> Ending:
 
 def everywhere(servers: dict[str, Server], **fields: object) -> Ending:
     """The ending, once it is known to be the same on every way."""
-    endings = {
-        f"{name}, {way.__name__}": way(server, **fields)
-        for name, server in servers.items()
-        for way in (whole, streamed)
-    }
+    ways = [(name, way) for name in servers for way in (whole, streamed)]
+    with ThreadPoolExecutor(len(ways)) as pool:
+        found = list(pool.map(lambda pair: pair[1](servers[pair[0]], **fields), ways))
+    endings = {f"{name}, {way.__name__}": ending for (name, way), ending in zip(ways, found, strict=True)}
     assert len(set(endings.values())) == 1, endings
     return next(iter(endings.values()))
 
