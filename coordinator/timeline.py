@@ -200,8 +200,8 @@ def _seconds(us: int | None) -> float | None:
 
 def _prefill_json(report: PrefillReport) -> dict[str, Any]:
     return {
-        "queue_s": report.queue_s,
-        "compute_s": report.compute_s,
+        "queue_s": _us(report.queue_s) / 1e6,
+        "compute_s": _us(report.compute_s) / 1e6,
         "num_cached_tokens": report.num_cached,
         "num_computed_tokens": report.num_computed,
         "num_steps": report.num_steps,
@@ -212,9 +212,9 @@ def _transfer_json(report: HandoffReport) -> dict[str, Any]:
     return {
         "transport": report.transport,
         "num_bytes": report.num_bytes,
-        "transfer_s": report.transfer_s,
+        "transfer_s": _us(report.transfer_s) / 1e6,
         "gb_per_s": report.num_bytes / report.transfer_s / 1e9 if report.transfer_s > 0 else None,
-        "wait_s": report.wait_s,
+        "wait_s": _us(report.wait_s) / 1e6,
         "num_blocks_sent": report.num_blocks_sent,
         "num_blocks_cached": report.num_blocks_cached,
     }

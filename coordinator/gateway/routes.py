@@ -177,6 +177,7 @@ class Gateway:
                 is_duplicate_fine=is_duplicate_fine,
             )
         except DuplicateRequest:
+            request.scope[REQUEST_ID] = headers["x-request-id"]
             self._meter.count(GatewayMetric.DUPLICATES)
             raise
 

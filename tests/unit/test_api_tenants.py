@@ -256,6 +256,7 @@ async def test_a_repeated_id_starts_nothing_while_the_first_runs(
     task = await running(client, service, "r")
     repeated = await client.post(CHAT, json=HELLO, headers={"x-request-id": "r"})
     assert error_of(repeated, 409)["code"] == "duplicate_request"
+    assert repeated.headers["x-request-id"] == "r"
     assert len(service.submissions) == 1
     service.script = says("Hello")
     headers = {"x-request-id": "r", "x-allow-duplicate": "true"}
