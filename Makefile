@@ -17,8 +17,8 @@ serve: setup ## serve the default model on http://127.0.0.1:8000
 	@.venv/bin/twinpool serve
 
 test: setup ## run the whole test suite, what needs the machine for itself last
-	@$(PYTHON_BIN) -m pytest -q -n 2 --dist loadgroup tests/oracle tests/unit tests/property tests/world tests/live
-	@$(PYTHON_BIN) -m pytest -q tests/served tests/cases
+	@$(PYTHON_BIN) -m pytest -q -n 2 tests/unit tests/property tests/world tests/live
+	@$(PYTHON_BIN) -m pytest -q tests/oracle tests/served tests/cases
 
 explore: setup ## prove it: every state of the ownership protocol (1 minute; ARGS="--cancels 1 --losses 1": which faults)
 	@PYTHONPATH=src:tests $(PYTHON_BIN) -m world.exploration $(ARGS)

@@ -15,7 +15,7 @@ from twinpool.kv_transfer import transports
 
 NUM_TOKENS = 64
 MAX_NEAR_TIES = 0.02
-pytestmark = [pytest.mark.timeout(300), pytest.mark.xdist_group("tokens of the real model")]
+pytestmark = pytest.mark.timeout(300)
 
 LAYOUTS = {
     "colocated": ("--colocated", "1"),

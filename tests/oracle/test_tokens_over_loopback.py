@@ -83,7 +83,6 @@ def one_thread_per_worker() -> Iterator[None]:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.xdist_group("tokens of the real model")
 @pytest.mark.usefixtures("one_thread_per_worker")
 async def test_forty_prompts_over_loopback(model_dir: Path, reference: Reference) -> None:
     """All prompts at once; afterwards every block of both pools is free or cached."""
