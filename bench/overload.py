@@ -32,9 +32,11 @@ STREAM_LIMIT_S = 60.0
 REST_LIMIT_S = 30.0
 REFUSAL_LIMIT_S = 0.05
 FILL_S = 5.0
+"""A load has settled by then; what comes before is not measured."""
 LIGHT_SHARE = 0.2
 KEPT_SHARE = 0.99
 RETRYING_SHARE = 0.1
+"""Of those refused, so many come back when told: more would add to the load that is measured."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:

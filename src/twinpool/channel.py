@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from types import TracebackType
 
@@ -38,7 +39,7 @@ OnMessage = Callable[[str, Message], None]
 OnJunk = Callable[[str, ProtocolError], None]
 
 
-class Channel:
+class Channel(ABC):
     """One ZeroMQ socket on the running event loop. Use `RouterChannel` or `DealerChannel`.
 
     `on_message(identity, message)` is called for each message that decodes, `on_junk(identity, error)` for each that
@@ -94,11 +95,11 @@ class Channel:
         else:
             self._connection_ended()
 
+    @abstractmethod
     def _handshake_ended(self, succeeded: bool) -> None:
         """A connection is up, or is given up because the other side has another token or is no channel at all."""
-        raise NotImplementedError
 
-    def _connection_ended(self) -> None:
+    def _connection_ended(self) -> None:  # noqa: B027  # of no concern to the bound side
         """A connection that was up has ended, and what was on it is lost."""
 
     def _schedule_drain(self) -> None:
@@ -143,7 +144,7 @@ class Channel:
             self._close_helpers()
             self._context.term()
 
-    def _close_helpers(self) -> None:
+    def _close_helpers(self) -> None:  # noqa: B027  # a dealer has no such helpers
         """Closes what else uses the context."""
 
     def __enter__(self) -> Channel:
