@@ -17,7 +17,7 @@ class DeviceBatch:
 
     The first `num_decodes` sequences have exactly one query each: sequence s's is row s. The others have at most
     `most_queries` each. A sequence with `ends[s] == 0` is padding: nothing is read or written for it, so the output's
-    rows for it are undefined. Kernels launch by the host's figures alone (`num_decodes`, `most_queries` and the shapes),
+    rows for it are undefined. Kernels launch by the host's figures alone (`num_decodes`, `most_queries`, the shapes),
     which therefore belong to a captured graph; all else may change between replays.
     """
 

@@ -12,8 +12,8 @@ class Variant:
     """One representative specialisation of a kernel, which `twinpool.kernels.gpu.compile` compiles.
 
     `label` tells it from the kernel's other variants. `types` gives each runtime argument's type as Triton writes it
-    (``*bf16``, ``i32``, ``fp32``), `constants` each `constexpr`'s value; together they name every argument. Pointers are
-    taken to be aligned to 16 bytes, as torch allocates; `divisible` names the integers that are multiples of 16 too.
+    (``*bf16``, ``i32``, ``fp32``), `constants` each `constexpr`'s value; together they name every argument. Pointers
+    are taken to be aligned to 16 bytes, as torch allocates; `divisible` names the integers that are multiples of 16.
     Each module of `kernels/gpu` with kernels lists them in `VARIANTS`.
     """
 
