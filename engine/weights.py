@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack
+from hashlib import blake2b
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import torch
-import xxhash
 from safetensors import SafetensorError, safe_open
 
 from twinpool.engine.model_config import ModelConfig
@@ -51,7 +51,7 @@ def fingerprint(config: ModelConfig, directory: Path) -> str:
 
     Of each file the header, the size, and the first and the last MiB are looked at, so huge models take no longer.
     """
-    digest = xxhash.xxh3_128(repr(config).encode())
+    digest = blake2b(repr(config).encode(), digest_size=16)
     for path in weight_files(directory):
         size = path.stat().st_size
         with path.open("rb") as file:

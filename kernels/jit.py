@@ -8,16 +8,23 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Callable
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-import numba
 import numpy as np
 import torch
-import xxhash
-from llvmlite import ir  # type: ignore[import-untyped]
-from numba.core import cgutils, types
-from numba.extending import intrinsic, overload, register_jitable
+
+from twinpool.kernels.compiler import (
+    HAS_COMPILER,
+    cgutils,
+    intrinsic,
+    ir,
+    numba,
+    overload,
+    register_jitable,
+    types,
+)
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -32,7 +39,7 @@ def _can_keep_compiled_code() -> bool:
         settings: Any = numba.config
         if not settings.CACHE_DIR:
             base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-            shared = xxhash.xxh3_64_hexdigest(Path(__file__).read_bytes())
+            shared = blake2b(Path(__file__).read_bytes(), digest_size=8).hexdigest()
             settings.CACHE_DIR = str(Path(base) / "twinpool" / "numba" / shared)
         Path(settings.CACHE_DIR).mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=settings.CACHE_DIR):
@@ -41,19 +48,21 @@ def _can_keep_compiled_code() -> bool:
         return False
 
 
-KEEPS_COMPILED_CODE = _can_keep_compiled_code()
+KEEPS_COMPILED_CODE = HAS_COMPILER and _can_keep_compiled_code()
 """False on a read-only home: the kernels are then compiled again by every process that runs them."""
 
 
 def compiled(function: Function) -> Function:
     """Compiles `function` at its first call. It runs without the interpreter lock and may reorder float sums."""
+    if not HAS_COMPILER:
+        return function
     jit = numba.njit(nogil=True, fastmath=True, error_model="numpy", cache=KEEPS_COMPILED_CODE)
     return cast(Function, jit(function))
 
 
 def runs_compiled(tensor: torch.Tensor) -> bool:
-    """Whether the CPU kernels can work on `tensor`: float32 or bfloat16 in main memory."""
-    return tensor.device.type == "cpu" and tensor.dtype in (torch.float32, torch.bfloat16)
+    """Whether the CPU kernels can work on `tensor`: float32 or bfloat16 in main memory, and there is a compiler."""
+    return HAS_COMPILER and tensor.device.type == "cpu" and tensor.dtype in (torch.float32, torch.bfloat16)
 
 
 def flat(tensor: torch.Tensor) -> np.ndarray[Any, Any]:

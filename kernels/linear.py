@@ -9,7 +9,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from twinpool.kernels.jit import compiled, flat, load, store
+from twinpool.kernels.jit import compiled, flat, load, runs_compiled, store
 
 _PACK_ROWS = 32
 """The number of rows that the packed layout is chosen for; measured good from 1 to 512."""
@@ -35,7 +35,8 @@ class Linear:
             torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), _PACK_ROWS) if on_cpu else None
         )
         self._weight = None if on_cpu else weight
-        self._rows = flat(weight.contiguous()) if on_cpu and weight.dtype is torch.bfloat16 else None
+        looped = on_cpu and weight.dtype is torch.bfloat16 and runs_compiled(weight)
+        self._rows = flat(weight.contiguous()) if looped else None
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """`x` [rows, in], contiguous → [rows, out]."""

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from twinpool.kernels.jit import compiled, exp, log
+from twinpool.kernels.jit import compiled, exp, log, runs_compiled
 
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
@@ -82,7 +82,7 @@ def sample(
     logits: torch.Tensor, temperature: float, top_k: int, top_p: float, min_p: float, seed: int, position: int
 ) -> int:
     """The token at `position` for one row of logits, float32 [vocab]; `temperature` above 0."""
-    if logits.device.type != "cpu":
+    if not runs_compiled(logits):
         return sample_reference(logits, temperature, top_k, top_p, min_p, seed, position)
     scaled = logits.numpy() * np.float32(1.0 / temperature)
     keys = np.uint32(seed & _WORD), np.uint32((seed >> 32) & _WORD)

@@ -6,9 +6,16 @@ remember without limit. Names and numbers within bounds can still make no sense;
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
-from msgspec import Meta
+try:
+    from msgspec import Meta
+except ModuleNotFoundError:  # where the engine runs alone, nothing comes over a wire
+
+    def Meta(**bound: Any) -> Any:  # type: ignore[no-redef]  # noqa: N802
+        """The bound, for readers."""
+        return bound
+
 
 MOST = 2**31 - 1
 """Tokens, blocks, and whatever else is counted one by one."""
@@ -41,6 +48,7 @@ TransferSeconds = Annotated[float, Meta(ge=0, le=3600)]
 """A receiver waits that much longer for bytes that took so long to send."""
 Amount = Annotated[float, Meta(ge=0, le=1e18)]
 Fraction = Annotated[float, Meta(ge=0, le=1)]
+Temperature = Annotated[float, Meta(ge=0, le=1e6)]
 
 TokenIds = Annotated[tuple[Count, ...], Meta(max_length=MOST_IDS)]
 BlockIds = Annotated[tuple[Count, ...], Meta(max_length=MOST_IDS)]

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Annotated, NamedTuple
+from typing import NamedTuple
 
-from msgspec import Meta
-
-from twinpool.bounds import Bits64, Count, Fraction, RequestId, Salt, Size, TokenIds
+from twinpool.bounds import Bits64, Count, Fraction, RequestId, Salt, Size, Temperature, TokenIds
 
 
 class RequestState(StrEnum):
@@ -73,7 +71,7 @@ class SamplingParams:
 
     max_tokens: Size
     seed: Bits64
-    temperature: Annotated[float, Meta(ge=0, le=1e6)] = 1.0
+    temperature: Temperature = 1.0
     top_p: Fraction = 1.0
     top_k: Count = 0
     min_p: Fraction = 0.0
@@ -117,7 +115,11 @@ class Job:
     @property
     def ends_with_first_token(self) -> bool:
         """Whether this attempt's first token is sure to be the answer's last: no pool ever decodes it."""
-        return self.num_emitted + 1 >= self.sampling.max_tokens
+        return self.is_last(self.num_emitted)
+
+    def is_last(self, output_index: int) -> bool:
+        """Whether the answer ends with the output token at `output_index`, whichever it is."""
+        return output_index + 1 >= self.sampling.max_tokens
 
     def finish_reason(self, output_index: int, token_id: int) -> FinishReason | None:
         """Why generation ends with the output token `token_id` at `output_index` (from 0), or None to go on.
@@ -130,7 +132,7 @@ class Job:
                 return FinishReason.STOP
             if not self.sampling.ignore_eos and token_id in self.eos_token_ids:
                 return FinishReason.STOP
-        return FinishReason.LENGTH if output_index + 1 >= self.sampling.max_tokens else None
+        return FinishReason.LENGTH if self.is_last(output_index) else None
 
     def banned_token_ids(self, output_index: int) -> tuple[int, ...]:
         """Tokens that must not be sampled at `output_index`, because `min_tokens` is not reached yet."""
