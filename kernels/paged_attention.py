@@ -15,7 +15,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from twinpool.kernels.gpu.batch import DeviceBatch
 from twinpool.kernels.jit import compiled, exp, flat, load, prefetch, runs_compiled, store
+from twinpool.kernels.quantized_kv import dequantize
 
 MAX_DIRECT_TOKENS = 8
 """Up to this many query tokens of one sequence go to the compiled kernel. Measured on one core: ahead of the matrix
@@ -31,7 +33,8 @@ class PagedBatch:
 
     Sequence s has the query tokens [query_starts[s], query_starts[s + 1]) of the packed rows, which stand at the end of
     its `ends[s]` tokens; token j's KV is in block block_tables[table_starts[s] + j // block_size]. All int64 arrays;
-    `slots` and `positions` [tokens] are tensors on the model's device.
+    `slots` and `positions` [tokens] are tensors on the model's device. `on_device` is the same for the GPU's kernels,
+    and there on a GPU only.
     """
 
     query_starts: np.ndarray[Any, np.dtype[np.int64]]
@@ -40,6 +43,7 @@ class PagedBatch:
     table_starts: np.ndarray[Any, np.dtype[np.int64]]
     slots: torch.Tensor
     positions: torch.Tensor
+    on_device: DeviceBatch | None = None
 
     @property
     def num_seqs(self) -> int:
@@ -75,7 +79,7 @@ def paged_attention_reference(
     query: torch.Tensor, kv: torch.Tensor, layer: int, batch: PagedBatch, params: AttentionParams
 ) -> torch.Tensor:
     """The formula, one sequence at a time, in float32. Shapes as `paged_attention`."""
-    layer_kv = kv[:, layer]
+    layer_kv = kv[:, layer] if kv.element_size() > 1 else dequantize(kv[:, layer])
     out = torch.empty_like(query)
     group = query.shape[1] // layer_kv.shape[2]
     for seq in range(batch.num_seqs):
@@ -102,6 +106,10 @@ def paged_attention(
     head_dim], in whose `layer` the KV of the query tokens is already written. Returns [tokens, heads, head_dim],
     contiguous.
     """
+    if batch.on_device is not None:
+        from twinpool.kernels.gpu import paged_attention as gpu
+
+        return gpu.paged_attention(query, kv[:, layer], batch.on_device, params)
     out = query.new_empty(query.shape)
     lengths = batch.query_starts[1:] - batch.query_starts[:-1]
     direct = lengths <= MAX_DIRECT_TOKENS if runs_compiled(query) else np.zeros(len(lengths), np.bool_)
