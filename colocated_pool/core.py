@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from twinpool.config import SchedulerConfig
 from twinpool.decode_pool.scheduler import DecodeScheduler, why_never_fits
+from twinpool.decode_pool.steps import StepsUnderWay
 from twinpool.engine.batch import SequenceSlice, StepBatch
 from twinpool.engine.block_pool import BlockPool
 from twinpool.errors import InvariantViolation
@@ -27,6 +28,7 @@ from twinpool.worker.core import (
     FromCoordinator,
     PeerGone,
     PeerLinked,
+    PlanAhead,
     SendCoordinator,
     StepDone,
     StepPlan,
@@ -56,7 +58,7 @@ class ColocatedCore:
         self._prefill = PrefillScheduler(self.pool, config, config.headroom_tokens)
         self._decode = DecodeScheduler(self.pool)
         self._num_free_slots = 0
-        self._running: frozenset[RequestKey] = frozenset()
+        self._steps = StepsUnderWay()
         self._cancelled: dict[RequestKey, None] = {}
         self._commands: list[Command] = []
 
@@ -86,8 +88,7 @@ class ColocatedCore:
 
     def next_step(self, now: float) -> StepPlan | None:
         """One token for every running sequence, then prompt chunks."""
-        if self._running:
-            raise InvariantViolation("a step was asked for while one runs")
+        self._steps.require_none()
         slices, preempted, _ = self._decode.plan(self._prefill.unstart_youngest)
         self.counters.add(WorkerMetric.PREEMPTIONS, len(preempted))
         for key in preempted:
@@ -96,8 +97,14 @@ class ColocatedCore:
         slices += self._prefill.plan(now, max(0, self._token_budget - len(slices)), self)
         if not slices:
             return None
-        self._running = frozenset(chunk.key for chunk in slices)
-        return StepPlan(StepBatch(tuple(slices)))
+        return self._steps.begin(StepPlan(StepBatch(tuple(slices))))
+
+    def plan_ahead(self) -> PlanAhead | None:
+        """The next token of every sequence, while no prompt is to be computed: which chunk comes next is decided
+        between steps."""
+        if len(self._prefill):
+            return None
+        return self._steps.plan_ahead(lambda running: self._decode.plan_ahead(running, self._cancelled))
 
     def stats(self) -> WorkerStats:
         """Blocks by state, queue lengths and counters at this moment."""
@@ -149,8 +156,9 @@ class ColocatedCore:
 
     def _cancel(self, key: RequestKey) -> None:
         self.counters.add(WorkerMetric.CANCELLED)
-        if key in self._running:
+        if key in self._steps:
             self._cancelled[key] = None
+            self._steps.changed()
             return
         self._release(key)
         self._tell(Dropped(key, DropReason.CANCELLED))
@@ -162,7 +170,7 @@ class ColocatedCore:
             self.pool.release(prompt.table)
 
     def _step_done(self, done: StepDone, now: float) -> None:
-        self._running = frozenset()
+        self._steps.end(done)
         self.counters.add(WorkerMetric.STEPS)
         self.counters.add(WorkerMetric.STEP_SECONDS, done.output.seconds)
         tokens: list[Token] = []
@@ -171,8 +179,8 @@ class ColocatedCore:
             if in_prefill:
                 self.counters.add(WorkerMetric.PROMPT_TOKENS_COMPUTED, len(chunk.token_ids))
             if chunk.key in self._cancelled:
-                self._release(chunk.key)
-            elif not in_prefill:
+                continue
+            if not in_prefill:
                 tokens.append(self._decode.complete(chunk, done.output.token_ids[chunk.key]))
             else:
                 tokens += self._computed(chunk, done, now)
@@ -180,9 +188,10 @@ class ColocatedCore:
         self.counters.add(WorkerMetric.OUTPUT_TOKENS, len(tokens))
         if tokens:
             self._tell(StepTokens(tuple(tokens)))
-        for key in self._cancelled:
+        for key in [key for key in self._cancelled if key not in self._steps]:
+            del self._cancelled[key]
+            self._release(key)
             self._tell(Dropped(key, DropReason.CANCELLED))
-        self._cancelled.clear()
 
     def _computed(self, chunk: SequenceSlice, done: StepDone, now: float) -> list[Token]:
         """Takes note of a chunk; returns the first token if it was the last one."""

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 from twinpool.config import SchedulerConfig
 from twinpool.decode_pool.intake import Arrival, Intake
 from twinpool.decode_pool.scheduler import DecodeScheduler
+from twinpool.decode_pool.steps import StepsUnderWay
 from twinpool.engine.batch import StepBatch
-from twinpool.engine.block_pool import BlockPool
+from twinpool.engine.block_pool import BlockPool, BlockTable, PrefixChain
 from twinpool.errors import InvariantViolation
 from twinpool.kv_transfer.ledger import OwnershipLedger, Writer
 from twinpool.layout import KVLayout
@@ -23,7 +26,7 @@ from twinpool.messages import (
     WorkerStats,
 )
 from twinpool.metrics import Counters, WorkerMetric
-from twinpool.request import RequestKey
+from twinpool.request import Job, RequestKey
 from twinpool.worker.core import (
     Command,
     Event,
@@ -32,6 +35,7 @@ from twinpool.worker.core import (
     LinkLost,
     PeerGone,
     PeerLinked,
+    PlanAhead,
     ReceiveCancelled,
     SendCoordinator,
     StepDone,
@@ -41,12 +45,26 @@ from twinpool.worker.core import (
 )
 
 
+class Guests(Protocol):
+    """Prompts that are computed on this worker itself, over its pool: those of a hybrid (`colocated_pool`)."""
+
+    @property
+    def num_slots(self) -> int:
+        """Places in the batch that are theirs already."""
+        ...
+
+    def make_room(self) -> bool:
+        """Releases blocks for a running sequence; False if there is nothing to release."""
+        ...
+
+
 class DecodeCore:
     """The `RoleCore` of a decode worker.
 
     It never computes prompt tokens: a sequence joins with the KV of its whole prompt and the first token, and
     each slice is one token. Should it ever compute prompt tokens, they are counted, and with `strict` the core
-    raises InvariantViolation. A grant counts as a sequence, so that at most `max_num_seqs` ever want to run.
+    raises InvariantViolation. A grant counts as a sequence, so that at most `max_num_seqs` ever want to run, `guests`
+    among them, which join with `join` and give way before a sequence is preempted.
     """
 
     def __init__(
@@ -57,8 +75,10 @@ class DecodeCore:
         config: SchedulerConfig,
         incarnation: str,
         strict: bool = False,
+        guests: Guests | None = None,
     ) -> None:
         self._strict = strict
+        self._guests = guests
         self._max_num_seqs = config.max_num_seqs
         self.pool = BlockPool(num_blocks, layout.block_size, config.prefix_cache)
         self.counters = Counters()
@@ -68,8 +88,26 @@ class DecodeCore:
             self.pool, self._ledger, layout, fingerprint, config, self.counters, self._commands
         )
         self._scheduler = DecodeScheduler(self.pool)
-        self._running: frozenset[RequestKey] = frozenset()
+        self._steps = StepsUnderWay()
         self._cancelled: dict[RequestKey, None] = {}
+
+    def __contains__(self, key: RequestKey) -> bool:
+        return key in self._scheduler or key in self._intake
+
+    @property
+    def num_sequences(self) -> int:
+        """Sequences that generate."""
+        return len(self._scheduler)
+
+    @property
+    def num_free_slots(self) -> int:
+        """Places in the batch that nobody has or is promised."""
+        num_guests = self._guests.num_slots if self._guests else 0
+        return self._max_num_seqs - len(self._scheduler) - self._intake.num_granted - num_guests
+
+    def join(self, job: Job, table: BlockTable, chain: PrefixChain, first_token: int) -> None:
+        """A guest's prompt is computed: it generates from the next step on, and `table` is this core's."""
+        self._scheduler.join(job, table, chain, first_token)
 
     # ── the role's interface ──────────────────────────────────────────────────────────────────────────────
 
@@ -100,7 +138,7 @@ class DecodeCore:
                 self.counters.add(WorkerMetric.JUNK_MESSAGES)
             case _:
                 raise InvariantViolation(f"a decode worker got {type(event).__name__}")
-        self._intake.grant(self._max_num_seqs - len(self._scheduler) - self._intake.num_granted, now)
+        self._intake.grant(self.num_free_slots, now)
         return self.flush()
 
     def flush(self) -> list[Command]:
@@ -111,9 +149,8 @@ class DecodeCore:
 
     def next_step(self, now: float) -> StepPlan | None:
         """One token for every running sequence that has, or can be given, a slot for it."""
-        if self._running:
-            raise InvariantViolation("a step was asked for while one runs")
-        slices, preempted, is_starved = self._scheduler.plan()
+        self._steps.require_none()
+        slices, preempted, is_starved = self._scheduler.plan(self._guests and self._guests.make_room)
         self.counters.add(WorkerMetric.PREEMPTIONS, len(preempted))
         for key in preempted:
             self._tell(Dropped(key, DropReason.PREEMPTED, "an older sequence needed the room"))
@@ -121,8 +158,11 @@ class DecodeCore:
             self._intake.preempt_youngest(now)
         if not slices:
             return None
-        self._running = frozenset(chunk.key for chunk in slices)
-        return StepPlan(StepBatch(tuple(slices)))
+        return self._steps.begin(StepPlan(StepBatch(tuple(slices))))
+
+    def plan_ahead(self) -> PlanAhead | None:
+        """The next token of every sequence, if each has a slot for it."""
+        return self._steps.plan_ahead(lambda running: self._scheduler.plan_ahead(running, self._cancelled))
 
     def stats(self) -> WorkerStats:
         """Blocks by state, queue lengths and counters at this moment. Blocks lent to writers are leased."""
@@ -165,8 +205,9 @@ class DecodeCore:
 
     def _cancel(self, key: RequestKey, now: float) -> None:
         self.counters.add(WorkerMetric.CANCELLED)
-        if key in self._running:
+        if key in self._steps:
             self._cancelled[key] = None
+            self._steps.changed()
             return
         if key in self._intake:
             self._intake.drop(key, DropReason.CANCELLED, "", now)
@@ -189,10 +230,11 @@ class DecodeCore:
     def _join(self, arrival: Arrival | None) -> None:
         if arrival and arrival.table and arrival.manifest:
             self._scheduler.join(arrival.job, arrival.table, arrival.chain, arrival.manifest.first_token)
+            self._steps.changed()
 
     def _step_done(self, done: StepDone) -> None:
         slices = done.plan.batch.slices
-        self._running = frozenset()
+        self._steps.end(done)
         self.counters.add(WorkerMetric.STEPS)
         self.counters.add(WorkerMetric.STEP_SECONDS, done.output.seconds)
         self.counters.add(WorkerMetric.OUTPUT_TOKENS, len(slices))
@@ -201,9 +243,7 @@ class DecodeCore:
         for chunk in slices:
             if len(chunk.token_ids) > 1 or chunk.start < self._scheduler.num_prompt_tokens(chunk.key):
                 prompt_tokens += len(chunk.token_ids)
-            if chunk.key in self._cancelled:
-                self._scheduler.leave(chunk.key)
-            else:
+            if chunk.key not in self._cancelled:
                 tokens.append(self._scheduler.complete(chunk, done.output.token_ids[chunk.key]))
         self.pool.check_count()
         self.counters.add(WorkerMetric.DECODE_POOL_PROMPT_TOKENS, prompt_tokens)
@@ -211,9 +251,10 @@ class DecodeCore:
             raise InvariantViolation(f"--strict: this decode worker computed {prompt_tokens} prompt tokens")
         if tokens:
             self._tell(StepTokens(tuple(tokens)))
-        for key in self._cancelled:
+        for key in [key for key in self._cancelled if key not in self._steps]:
+            del self._cancelled[key]
+            self._scheduler.leave(key)
             self._tell(Dropped(key, DropReason.CANCELLED))
-        self._cancelled.clear()
 
     def _tell(self, message: Message) -> None:
         self._commands.append(SendCoordinator(message))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -11,6 +11,7 @@ from twinpool.engine.block_pool import BlockPool, BlockTable, PrefixChain
 from twinpool.errors import InvariantViolation
 from twinpool.messages import Token
 from twinpool.request import Job, RequestKey
+from twinpool.worker.core import AwaitedSlice, PlanAhead, StepPlan
 
 
 def num_kv_tokens(job: Job, num_new_tokens: int | None = None) -> int:
@@ -111,6 +112,24 @@ class DecodeScheduler:
             plan.slices.append(self._slice(sequence))
         return plan
 
+    def plan_ahead(self, running: StepPlan, leaving: Container[RequestKey]) -> PlanAhead | None:
+        """The step after `running`, of whose tokens nothing is known yet, without those in `leaving`. None if a
+        sequence has no room for its token: who gives way is decided between steps."""
+        in_step = {chunk.key for chunk in running.batch.slices}
+        awaited: list[AwaitedSlice] = []
+        joining: list[SequenceSlice] = []
+        for key, sequence in self._running.items():
+            index, start = sequence.output_index, len(sequence.token_ids)
+            if key in leaving or (key in in_step and sequence.job.is_last(index)):
+                continue
+            if not self._fits(sequence, start + 1 if key in in_step else start):
+                return None
+            if key in in_step:
+                awaited.append(AwaitedSlice(sequence.job, index, start, sequence.table.block_ids))
+            else:
+                joining.append(self._slice(sequence))
+        return PlanAhead(running, tuple(awaited), tuple(joining)) if awaited or joining else None
+
     def complete(self, chunk: SequenceSlice, token_id: int) -> Token:
         """The slice has run and gave `token_id`. If that ends the answer, the sequence leaves."""
         sequence = self._running[chunk.key]
@@ -127,9 +146,7 @@ class DecodeScheduler:
     def _has_room(
         self, sequence: DecodeSequence, preempted: list[RequestKey], make_room: Callable[[], bool] | None
     ) -> bool:
-        if len(sequence.token_ids) <= len(sequence.table) * self._pool.block_size:
-            return True
-        while not self._pool.try_grow(sequence.table):
+        while not self._fits(sequence, len(sequence.token_ids)):
             if make_room and make_room():
                 continue
             if len(self._running) == 1:
@@ -141,11 +158,16 @@ class DecodeScheduler:
                 return False
         return True
 
+    def _fits(self, sequence: DecodeSequence, num_tokens: int) -> bool:
+        """Whether the table has slots for so many tokens, perhaps because it grows by a block."""
+        enough = num_tokens <= len(sequence.table) * self._pool.block_size
+        return enough or self._pool.try_grow(sequence.table)
+
     def _slice(self, sequence: DecodeSequence) -> SequenceSlice:
         job, start = sequence.job, len(sequence.token_ids) - 1
         return SequenceSlice(
             job.key,
-            sequence.token_ids[start:],
+            (sequence.token_ids[start],),
             start,
             sequence.table.block_ids,
             job.sampling,

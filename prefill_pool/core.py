@@ -43,6 +43,7 @@ from twinpool.worker.core import (
     LinkLost,
     PeerGone,
     PeerLinked,
+    PlanAhead,
     Push,
     PushFailed,
     PushFinished,
@@ -137,6 +138,10 @@ class PrefillCore:
         self._running = frozenset(chunk.key for chunk in slices)
         pushes = [self._jobs[chunk.key].take_push(chunk.end, self.pool.block_size) for chunk in slices]
         return StepPlan(StepBatch(tuple(slices)), tuple(push for push in pushes if push))
+
+    def plan_ahead(self) -> PlanAhead | None:
+        """None: a step takes so long that nothing is gained, and what comes next depends on who comes meanwhile."""
+        return None
 
     def stats(self) -> WorkerStats:
         """Blocks by state, queue lengths and counters now. Blocks of computed prompts are leased."""

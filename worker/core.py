@@ -6,19 +6,25 @@ knows no tensor, socket, thread or clock. Its shell calls, on one thread::
     for command in core.handle(event, now): carry out
     plan = core.next_step(now)      # whenever the step thread is idle; None: nothing to run
     for command in core.flush(): carry out      # what planning gave rise to
+    ahead = core.plan_ahead()       # while a step runs; None: what comes after it is for `next_step` to say
 
-and answers every plan with `StepDone`, every `FinishPush` with `PushFinished` or `PushFailed`,
-every `StopPush` with `PushStopped`, every `Verify` with `Verified`, every `CancelReceive` with `ReceiveCancelled`.
+When the step ends, the step thread begins what `ahead` makes of its tokens at once, and the core hears of it in the
+`StepDone` of the step that ended.
+
+The shell answers every plan with `StepDone`, every `FinishPush` with `PushFinished` or `PushFailed`, every `StopPush`
+with `PushStopped`, every `Verify` with `Verified`, every `CancelReceive` with `ReceiveCancelled`.
 Answers may come late and in any order, after the request is long gone; cores ignore those they no longer wait for.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
-from twinpool.engine.batch import StepBatch, StepOutput
+from twinpool.engine.batch import SequenceSlice, StepBatch, StepOutput
 from twinpool.messages import Manifest, Message, WorkerStats
+from twinpool.request import Job, RequestKey
 
 # ── events ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -72,10 +78,12 @@ class PeerGone:
 
 @dataclass(frozen=True, slots=True)
 class StepDone:
-    """The plan has run; its layer pushes are handed to the transport."""
+    """The plan has run; its layer pushes are handed to the transport. `following` is what the plan ahead became, and
+    runs since then; None if nothing runs."""
 
     plan: StepPlan
     output: StepOutput
+    following: StepPlan | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,6 +228,52 @@ class StepPlan:
     pushes: tuple[BlockPush, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class AwaitedSlice:
+    """The slice of a token that is still to be sampled, as the job's output token `output_index`: by the step that
+    runs. It is to stand at position `start`, for which there is a slot in `block_table`."""
+
+    job: Job
+    output_index: int
+    start: int
+    block_table: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PlanAhead:
+    """The step after `after`, made while that one runs: the sequences that go on with what it samples, and `joining`
+    ones, whose token is known."""
+
+    after: StepPlan
+    awaited: tuple[AwaitedSlice, ...]
+    joining: tuple[SequenceSlice, ...] = ()
+
+    @property
+    def keys(self) -> Iterator[RequestKey]:
+        """The sequences that the step may have."""
+        yield from (awaited.job.key for awaited in self.awaited)
+        yield from (chunk.key for chunk in self.joining)
+
+    def resolve(self, ran: StepPlan, output: StepOutput) -> StepPlan | None:
+        """The step itself, without the sequences whose answer `output` ends. None if none is left, or if another step
+        than `after` has run. A pure function: the step thread calls it."""
+        if ran != self.after:
+            return None
+        slices: list[SequenceSlice] = []
+        for awaited in self.awaited:
+            job, index = awaited.job, awaited.output_index
+            token_id = output.token_ids[job.key]
+            if job.finish_reason(index, token_id) is None:
+                banned = job.banned_token_ids(index + 1)
+                slices.append(
+                    SequenceSlice(
+                        job.key, (token_id,), awaited.start, awaited.block_table, job.sampling, banned
+                    )
+                )
+        slices += self.joining
+        return StepPlan(StepBatch(tuple(slices))) if slices else None
+
+
 class RoleCore(Protocol):
     """The decisions of one role."""
 
@@ -231,6 +285,15 @@ class RoleCore(Protocol):
         """The next step to run, or None if there is nothing to run. Called only when no step runs.
 
         Planning may drop a request to make room; the commands that say so come with `flush`, or the next event's.
+        """
+        ...
+
+    def plan_ahead(self) -> PlanAhead | None:
+        """The step after the one that runs, as things are now, in place of any that was given before; None if it must
+        wait for a decision, as about room. Called only while a step runs; the same object again if nothing has changed.
+
+        Blocks of its sequences stay as they are until the `StepDone` of the running step, and if `following` has them
+        until that one's.
         """
         ...
 

@@ -51,7 +51,6 @@ from twinpool.worker.core import (
     SendCoordinator,
     SendPeer,
     StepDone,
-    StepPlan,
     Tick,
     Verified,
 )
@@ -59,7 +58,7 @@ from twinpool.worker.incoming import IncomingLinks
 from twinpool.worker.links import LinkSettings, LocalPool
 from twinpool.worker.outgoing import OutgoingLinks
 from twinpool.worker.progress import Progress
-from twinpool.worker.step_thread import Runner, StepThread
+from twinpool.worker.step_thread import Runner, StepResult, StepThread
 from twinpool.worker.transfers import Transfers
 from twinpool.worker.vigil import Vigil
 
@@ -127,7 +126,7 @@ class WorkerShell:
         endpoint = self._incoming.endpoint if self._incoming else ""
         self._register = msgspec.structs.replace(parts.register, endpoint=endpoint)
         senders = self._outgoing.senders if self._outgoing else {}
-        self._steps = StepThread(parts.runner, parts.pool.region.layout.num_layers, senders)
+        self._steps = StepThread(parts.runner, parts.pool.region.layout.num_layers, senders, self._step_ended)
         self._transfers = Transfers(
             parts.pool, self._steps, senders, self._incoming, self._handle, self._spawn
         )
@@ -285,22 +284,24 @@ class WorkerShell:
                 self._transfers.carry_out(command)
 
     def _start_step(self) -> None:
+        if not self._stepping:
+            if (plan := self._core.next_step(self._loop.time())) is not None:
+                self._stepping = True
+                self._progress.step_began()
+                self._spawn(self._steps.run(plan))
+            for command in self._core.flush():
+                self._carry_out(command)
         if self._stepping:
-            return
-        if (plan := self._core.next_step(self._loop.time())) is not None:
-            self._stepping = True
-            self._progress.step_began()
-            self._spawn(self._run_step(plan))
-        for command in self._core.flush():
-            self._carry_out(command)
+            self._steps.offer(self._core.plan_ahead())
 
-    async def _run_step(self, plan: StepPlan) -> None:
-        result = await self._steps.step(plan)
+    def _step_ended(self, result: StepResult) -> None:
         for fence, reason in result.failed.items():
             self._handle(PushFailed(fence, reason))
-        self._stepping = False
         self._progress.step_ended()
-        self._handle(StepDone(plan, result.output))
+        self._stepping = result.following is not None
+        if self._stepping:
+            self._progress.step_began()
+        self._handle(StepDone(result.plan, result.output, result.following))
 
     # ── messages ──────────────────────────────────────────────────────────────────────────────────────────
 

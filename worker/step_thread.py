@@ -11,7 +11,7 @@ from typing import Protocol, TypeVar
 from twinpool.engine.batch import StepBatch, StepOutput
 from twinpool.errors import PeerLost
 from twinpool.kv_transfer.connector import BlockRange, KVSender
-from twinpool.worker.core import BlockPush, StepPlan
+from twinpool.worker.core import BlockPush, PlanAhead, StepPlan
 
 T = TypeVar("T")
 
@@ -26,10 +26,12 @@ class Runner(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What a step gave, and the fences whose pushes failed in it, with the reason."""
+    """What a step gave, the fences whose pushes failed in it, with the reason, and the step that runs since."""
 
+    plan: StepPlan
     output: StepOutput
     failed: dict[int, str]
+    following: StepPlan | None
 
 
 class LayerPusher:
@@ -64,26 +66,52 @@ class LayerPusher:
 class StepThread:
     """Runs steps and pushes, one after the other, off the event loop.
 
+    When a step ends, what the newest plan ahead makes of its tokens begins at once; `on_result` gets the results on the
+    event loop, in order, each while the next step runs.
+
     `senders` maps a decode worker's id to the link that pushes to it; the owner keeps it up to date, on the event
     loop. A link is looked up there, when a push is asked for, never later: a fence is only good for the process that
     gave it, and another process may have taken that worker's name by the time the push runs.
     """
 
-    def __init__(self, runner: Runner, num_layers: int, senders: Mapping[str, KVSender]) -> None:
+    def __init__(
+        self,
+        runner: Runner,
+        num_layers: int,
+        senders: Mapping[str, KVSender],
+        on_result: Callable[[StepResult], None],
+    ) -> None:
         self._runner = runner
         self._num_layers = num_layers
         self._senders = senders
+        self._on_result = on_result
+        self._loop = asyncio.get_running_loop()
+        self._ahead: PlanAhead | None = None
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="step")
 
-    def step(self, plan: StepPlan) -> Awaitable[StepResult]:
-        """Runs one plan after everything submitted before it."""
-        if not plan.pushes:
-            return self._submit(lambda: StepResult(self._runner.run(plan.batch), {}))
-        senders = [self._senders.get(push.worker_id) for push in plan.pushes]
-        pusher = LayerPusher(plan.pushes, senders, self._num_layers)
-        return self._submit(
-            lambda: StepResult(self._runner.run(plan.batch, pusher.layer_done), pusher.failed)
-        )
+    async def run(self, plan: StepPlan) -> None:
+        """Runs one plan after everything submitted before it, and those that follow it without a gap. Ends after the
+        first result with nothing `following`. Raises what the runner raises."""
+        pusher = None
+        if plan.pushes:
+            senders = [self._senders.get(push.worker_id) for push in plan.pushes]
+            pusher = LayerPusher(plan.pushes, senders, self._num_layers)
+        await self._submit(lambda: self._run(plan, pusher))
+
+    def offer(self, ahead: PlanAhead | None) -> None:
+        """In place of what was offered before. It comes too late, and has no effect, if the step that it follows has
+        ended."""
+        self._ahead = ahead
+
+    def _run(self, plan: StepPlan | None, pusher: LayerPusher | None) -> None:
+        while plan is not None:
+            output = self._runner.run(plan.batch, pusher.layer_done if pusher else None)
+            # Read once: the event loop may put another in its place at any moment.
+            ahead = self._ahead
+            following = ahead.resolve(plan, output) if ahead is not None else None
+            result = StepResult(plan, output, pusher.failed if pusher else {}, following)
+            self._loop.call_soon_threadsafe(self._on_result, result)
+            plan, pusher = following, None
 
     def push(self, push: BlockPush) -> Awaitable[None]:
         """Pushes all layers of blocks that are filled already, after everything submitted before.
@@ -97,10 +125,11 @@ class StepThread:
         return self._submit(lambda: sender.push(push.fence, blocks))
 
     def _submit(self, function: Callable[[], T]) -> Awaitable[T]:
-        return asyncio.get_running_loop().run_in_executor(self._executor, function)
+        return self._loop.run_in_executor(self._executor, function)
 
     def close(self) -> None:
         """Lets the running step end and takes no more."""
+        self._ahead = None
         self._executor.shutdown(wait=True, cancel_futures=True)
 
 

@@ -28,7 +28,7 @@ from twinpool.worker.core import (
     Verify,
 )
 from twinpool.worker.links import LocalPool
-from twinpool.worker.step_thread import StepThread
+from twinpool.worker.step_thread import StepResult, StepThread
 from twinpool.worker.transfers import Transfers
 
 LAYOUT = KVLayout(num_layers=2, num_kv_heads=1, head_dim=8, block_size=8, dtype=Dtype.FLOAT32)
@@ -54,7 +54,7 @@ class Bench:
         source = region()
         self.sender = LoopbackSender(self.receiver.address(), source, LocalEnd("prefill-0", "a1"))
         senders = {"decode-0": self.sender}
-        self._steps = StepThread(NoRunner(), LAYOUT.num_layers, senders)
+        self._steps = StepThread(NoRunner(), LAYOUT.num_layers, senders, _no_step)
         pool = LocalPool(source, None, (), "model")
         self.transfers = Transfers(pool, self._steps, senders, None, self.events.append, self._spawn)
 
@@ -73,6 +73,10 @@ class Bench:
         task = asyncio.get_running_loop().create_task(coroutine)
         self._tasks.append(task)
         return task
+
+
+def _no_step(result: StepResult) -> None:
+    raise NotImplementedError
 
 
 def region() -> KVRegion:

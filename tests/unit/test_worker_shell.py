@@ -17,7 +17,15 @@ from twinpool.kv_transfer.connector import BlockRange, KVRegion, LocalEnd
 from twinpool.layout import Dtype, KVLayout
 from twinpool.messages import PeerInfo, Register, WorkerStats
 from twinpool.metrics import Counters, WorkerMetric
-from twinpool.worker.core import CancelReceive, Command, Event, PeerLinked, ReceiveCancelled, StepPlan
+from twinpool.worker.core import (
+    CancelReceive,
+    Command,
+    Event,
+    PeerLinked,
+    PlanAhead,
+    ReceiveCancelled,
+    StepPlan,
+)
 from twinpool.worker.links import LinkSettings, LocalPool
 from twinpool.worker.outgoing import OutgoingLinks
 from twinpool.worker.shell import WorkerParts, WorkerShell
@@ -47,6 +55,9 @@ class Core:
 
     def next_step(self, now: float) -> StepPlan | None:  # noqa: ARG002
         return self.plan
+
+    def plan_ahead(self) -> PlanAhead | None:
+        return None
 
     def flush(self) -> list[Command]:
         commands, self.planned = self.planned, []

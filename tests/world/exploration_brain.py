@@ -50,11 +50,13 @@ class Numbers:
 
 @dataclass(frozen=True, slots=True)
 class Reaction:
-    """What an event makes of a state: the next one, what is to be carried out, and the step that starts, by number."""
+    """What an event makes of a state: the next one, what is to be carried out, and by number the step that starts and
+    the plan ahead."""
 
     state: int
     commands: tuple[Command, ...]
     step: int | None
+    ahead: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,10 +82,10 @@ class Brain:
         self._make = make
         self._constants = Numbers()
         self._states = Numbers()
-        self._plans: dict[str, int] = {}
         self._reactions: dict[Hashable, Reaction] = {}
         self._views: dict[int, View] = {}
-        self.plans: list[StepPlan] = []
+        self.plans = Numbers()
+        self._aheads = Numbers()
 
     def __len__(self) -> int:
         return len(self._states)
@@ -99,15 +101,21 @@ class Brain:
             known = self._reactions[key] = self._work_out(state, event, now, may_step)
         return known
 
-    def step_done(self, state: int, plan: int, now: float) -> Reaction:
-        """The step of that number has run, in a core that plans the next one at once."""
-        key = (state, "done", plan, now)
+    def step_done(self, state: int, plan: int, following: int | None, now: float) -> Reaction:
+        """The step of that number has run, and another runs since then; or the core plans the next one at once."""
+        key = (state, "done", plan, following, now)
         if (known := self._reactions.get(key)) is None:
-            slices = self.plans[plan].batch.slices
-            tokens = {chunk.key: 100 + chunk.end for chunk in slices if chunk.sampling}
-            done = StepDone(self.plans[plan], StepOutput(tokens, 0.0))
-            known = self._reactions[key] = self._work_out(state, done, now, True)
+            then = None if following is None else self.plans[following]
+            done = StepDone(self.plans[plan], _output(self.plans[plan]), then)
+            known = self._reactions[key] = self._work_out(state, done, now, then is None)
         return known
+
+    def following(self, step: int, ahead: int | None) -> int | None:
+        """The step that begins when that one ends, if the plan ahead comes to one."""
+        if ahead is None:
+            return None
+        ran = self.plans[step]
+        return _number(self.plans, self._aheads[ahead].resolve(ran, _output(ran)))
 
     def view(self, state: int) -> View:
         """What the rules look at."""
@@ -118,15 +126,16 @@ class Brain:
     def _work_out(self, state: int, event: Event, now: float, may_step: bool) -> Reaction:
         core = self._thaw(state)
         commands = core.handle(event, now)
-        step = None
+        plan, ahead = None, None
         if may_step:
-            if (plan := core.next_step(now)) is not None:
-                step = self._plans.setdefault(repr(plan), len(self.plans))
-                if step == len(self.plans):
-                    self.plans.append(plan)
+            plan = core.next_step(now)
             commands += core.flush()
+        if plan is not None or not may_step:
+            ahead = core.plan_ahead()
         core.check()
-        return Reaction(self._freeze(core), tuple(commands), step)
+        return Reaction(
+            self._freeze(core), tuple(commands), _number(self.plans, plan), _number(self._aheads, ahead)
+        )
 
     def _freeze(self, core: Any) -> int:
         pool = core.pool
@@ -167,6 +176,14 @@ class _Unpickler(pickle.Unpickler):
 
     def persistent_load(self, number: int) -> Any:
         return Counters() if number < 0 else self._constants[number]
+
+
+def _output(plan: StepPlan) -> StepOutput:
+    return StepOutput({chunk.key: 100 + chunk.end for chunk in plan.batch.slices if chunk.sampling}, 0.0)
+
+
+def _number(things: Numbers, thing: Hashable | None) -> int | None:
+    return None if thing is None else things.number(thing)
 
 
 def _look(core: Any) -> View:

@@ -109,6 +109,8 @@ class Cluster(Wired):
             if process is not None:
                 if process.step is not None:
                     yield ("step", name)
+                if process.ended:
+                    yield ("ended", name)
                 yield from (("answer", name, str(number)) for number in sorted(set(process.answers)))
         if self.is_frozen_known:
             yield ("die",)
@@ -225,8 +227,19 @@ class Cluster(Wired):
             self._look_at_reading(name, chunk.key, tuple(chunk.block_table), chunk.start)
         for push in plan.pushes:
             self._push(push, process.step_link)
-        done = brain.step_done(process.state, process.step, process.now)
-        self._reacted(name, done, may_step=True)
+        following = brain.following(process.step, process.ahead)
+        ended = (*process.ended, (process.step, following))
+        self.processes[name] = replace(process, step=following, ended=ended)
+        if following is None and len(ended) == 1:
+            self._ended(name)  # nothing runs meanwhile, so it makes no difference when the core hears of it
+
+    def _ended(self, name: str) -> None:
+        """The core hears of the first step that has ended."""
+        process = self._process(name)
+        (step, following), *rest = process.ended
+        self.processes[name] = replace(process, ended=tuple(rest))
+        done = self.cast.brains[name].step_done(process.state, step, following, process.now)
+        self._reacted(name, done, may_step=following is None)
 
     def _answer(self, name: str, number: str) -> None:
         process = self._process(name)
@@ -302,7 +315,7 @@ class Cluster(Wired):
     def _take(self, name: str, event: Event) -> None:
         """The core takes the event as its shell would give it, and plans the next step if none runs."""
         process = self._process(name)
-        may_step = process.step is None
+        may_step = process.step is None and not process.ended
         reaction = self.cast.brains[name].react(process.state, event, process.now, may_step)
         self._reacted(name, reaction, may_step)
 
@@ -310,7 +323,7 @@ class Cluster(Wired):
         process = self._process(name)
         if may_step:
             process = replace(process, step=reaction.step, step_link=self.linked_life if name == P else "")
-        self.processes[name] = replace(process, state=reaction.state)
+        self.processes[name] = replace(process, state=reaction.state, ahead=reaction.ahead)
         for command in reaction.commands:
             self._carry_out(name, command)
 
@@ -357,6 +370,7 @@ class Cluster(Wired):
 _MAKE: dict[str, Callable[..., None]] = {
     "deliver": Cluster._deliver,
     "step": Cluster._step,
+    "ended": Cluster._ended,
     "answer": Cluster._answer,
     "read": Cluster._read,
     "land": Cluster._land,

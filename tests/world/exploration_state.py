@@ -77,7 +77,9 @@ class Cast:
 class Process:
     """One life of a worker: the state of its core, the step that runs, and what its transport will say, in any order.
 
-    A step pushes over the link that there was when it began, to the life of decode that is `step_link`.
+    `ahead` is what follows that step, if it ends now. Of the steps in `ended`, each with the one that followed, the
+    core has not heard yet. A step pushes over the link that there was when it began, to the life of decode that is
+    `step_link`.
     """
 
     life: str
@@ -85,6 +87,8 @@ class Process:
     state: int
     step: int | None = None
     step_link: str = ""
+    ahead: int | None = None
+    ended: tuple[tuple[int, int | None], ...] = ()
     answers: tuple[int, ...] = ()
 
 
@@ -132,7 +136,7 @@ class State:
     def key(self) -> Hashable:
         """Equal for equal states: what may stand in any order is put in order."""
         processes = tuple(
-            p and (p.life, p.now, p.state, p.step, p.step_link, tuple(sorted(p.answers)))
+            p and (p.life, p.now, p.state, p.step, p.step_link, p.ahead, p.ended, tuple(sorted(p.answers)))
             for p in map(self.processes.get, (P, D))
         )
         clients = tuple((c.legs, c.num_tokens, c.ending) for c in self.clients.values())

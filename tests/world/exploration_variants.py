@@ -7,12 +7,13 @@ from typing import Any
 
 from twinpool.decode_pool.core import DecodeCore
 from twinpool.decode_pool.intake import Arrival, Intake
+from twinpool.decode_pool.steps import StepsUnderWay
 from twinpool.kv_transfer.ledger import LedgerEvent, OwnershipLedger, Reservation, Writer
 from twinpool.messages import Dropped, DropReason, Manifest, RevokeAck
 from twinpool.prefill_pool.core import PrefillCore
 from twinpool.prefill_pool.handoff import ACTIVE, Handoff, Peer
 from twinpool.request import RequestKey
-from twinpool.worker.core import Command, Event, LinkLost, PeerGone, SendPeer
+from twinpool.worker.core import Command, Event, LinkLost, PeerGone, SendPeer, StepDone
 
 
 class ReusesBeforeTheAcknowledgement(OwnershipLedger):
@@ -106,6 +107,22 @@ class TakesTheLostForDead(DecodeCore):
         if isinstance(event, LinkLost):
             event = PeerGone(event.worker_id, event.incarnation)
         return super().handle(event, now)
+
+
+class ForgetsWhatFollows(StepsUnderWay):
+    """The end of a step counts as the end of all steps."""
+
+    def end(self, done: StepDone) -> None:
+        super().end(done)
+        self._in_use = set()
+
+
+class ReleasesUnderTheFollowingStep(DecodeCore):
+    """A cancelled sequence gives up its blocks although the step that has begun meanwhile uses them."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._steps = ForgetsWhatFollows()
 
 
 def with_ledger(kind: type[OwnershipLedger]) -> Callable[..., Any]:

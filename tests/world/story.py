@@ -71,8 +71,9 @@ def brief(what: object) -> str:
             return f"Arrived {submission.request_id} prompt {submission.prompt_token_ids} {_fields(sampling)}"
         case Emit(request_id, output):
             return f"Emit {request_id} {output}"
-        case StepDone(plan, output):
-            return f"StepDone {brief(plan)} = {list(output.token_ids.values())}"
+        case StepDone(plan, output, following):
+            then = f"; then {brief(following)}" if following else ""
+            return f"StepDone {brief(plan)} = {list(output.token_ids.values())}{then}"
         case StepPlan(batch, pushes):
             slices = " ".join(
                 f"{_key(s.key)}[{s.start}:{s.end}]@{tuple(s.block_table)}" for s in batch.slices

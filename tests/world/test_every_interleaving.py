@@ -18,22 +18,29 @@ from world.exploration_cluster import Cluster
 from world.exploration_state import Cast, Faults, Size
 
 SIZE = Size(prompts=(3, 3), num_blocks=3)
+LONG = Size(prompts=(3,), num_blocks=3, num_new_tokens=4)
+"""Three steps at decode, so that the second and the third follow the one before without a gap."""
+JOINING = Size(prompts=(3, 2), num_blocks=5, num_new_tokens=4)
 
 
 @pytest.mark.parametrize(
-    ("faults", "fewest_states"),
+    ("size", "faults", "fewest_states"),
     [
-        pytest.param(Faults(cancels=1), 20_000, id="a cancel"),
-        pytest.param(Faults(kills=1), 7_000, id="a worker killed and started again"),
-        pytest.param(Faults(losses=1, expiries=1), 30_000, id="a lost message and a lease that runs out"),
-        pytest.param(Faults(freezes=1), 8_000, id="a worker that is lost and not dead"),
-        pytest.param(Faults(cancels=1, losses=1), 35_000, id="a cancel and a lost message"),
+        pytest.param(SIZE, Faults(cancels=1), 20_000, id="a cancel"),
+        pytest.param(SIZE, Faults(kills=1), 7_000, id="a worker killed and started again"),
+        pytest.param(
+            SIZE, Faults(losses=1, expiries=1), 30_000, id="a lost message and a lease that runs out"
+        ),
+        pytest.param(SIZE, Faults(freezes=1), 8_000, id="a worker that is lost and not dead"),
+        pytest.param(SIZE, Faults(cancels=1, losses=1), 35_000, id="a cancel and a lost message"),
+        pytest.param(LONG, Faults(cancels=1), 3_000, id="a cancel while steps follow each other"),
+        pytest.param(JOINING, Faults(), 4_000, id="one that joins steps that follow each other"),
     ],
 )
 def test_no_order_of_events_breaks_ownership_or_leaves_a_block_behind(
-    faults: Faults, fewest_states: int
+    size: Size, faults: Faults, fewest_states: int
 ) -> None:
-    seen = explore(Cluster.new(Cast(SIZE), faults))
+    seen = explore(Cluster.new(Cast(size), faults))
     print(f"{faults}: {seen}")
     assert seen.is_exhausted
     assert seen.num_states >= fewest_states
@@ -73,6 +80,11 @@ def test_it_finds_what_is_wrong(
         explore(Cluster.new(Cast(SIZE, prefill, decode), faults))
     print(found.value)
     assert found.value.story
+
+
+def test_it_finds_a_sequence_that_is_released_under_the_step_that_follows() -> None:
+    with pytest.raises(Found, match="of which its job has"):
+        explore(Cluster.new(Cast(LONG, decode=wrong.ReleasesUnderTheFollowingStep), Faults(cancels=1)))
 
 
 def test_a_search_that_is_cut_says_so() -> None:

@@ -39,6 +39,7 @@ from twinpool.worker.core import (
     LinkLost,
     PeerGone,
     PeerLinked,
+    PlanAhead,
     PostReceive,
     Push,
     PushFailed,
@@ -89,6 +90,8 @@ class WorkerProcess(Actor):
         self.links = Links(world, self)
         self.is_welcomed = False
         self._is_stepping = False
+        self._ahead: PlanAhead | None = None
+        self._heard_at = 0.0
 
     @property
     def schedule(self) -> Schedule:
@@ -175,24 +178,26 @@ class WorkerProcess(Actor):
     # ── the model ───────────────────────────────────────────────────────────────────────────────────────────
 
     def _start_step(self) -> None:
-        if self._is_stepping or not self.is_alive:
+        if not self.is_alive:
             return
         running = self._running()
         try:
-            plan = self.core.next_step(self._clock())
+            plan = None if self._is_stepping else self.core.next_step(self._clock())
+            if self._is_stepping or plan is not None:
+                self._ahead = self.core.plan_ahead()
             self.core.check()
         except InvariantViolation as exc:
             raise Broken("the core's own books", f"{self.name} at planning: {exc}") from exc
         if running and running[0] not in self._running():
             raise Broken("the oldest goes on", f"{self.name} preempts {running[0]}, the oldest of {running}")
         if plan is not None:
+            self._is_stepping = True
             self._run_step(plan)
         for command in self.core.flush():
             self._carry_out(command)
 
     def _run_step(self, plan: StepPlan) -> None:
         self._world.story.tell(self.schedule.now, self.name, plan)
-        self._is_stepping = True
         if self.role is Role.COLOCATED:
             self._check_headroom(plan)
         wires = [self.links.senders.get(push.worker_id) for push in plan.pushes]
@@ -207,11 +212,20 @@ class WorkerProcess(Actor):
             for push, wire in zip(plan.pushes, wires, strict=True)
             if not self.links.push(push, wire)
         ]
+        following = self._ahead.resolve(plan, output) if self._ahead is not None else None
+        done = StepDone(plan, output, following)
+        if following is not None:
+            self._run_step(following)
+        # The event loop may be so late that the next step has ended too; but it hears of both in order.
+        self._heard_at = max(self._heard_at, self.schedule.now + self.random.choice((0.0, 0.001, 0.02)))
+        self.schedule.at(self._heard_at, self, lambda: self._step_ended(done, failed))
+
+    def _step_ended(self, done: StepDone, failed: list[int]) -> None:
         for fence in dict.fromkeys(failed):
             self.links.notice_losses()
             self.handle(PushFailed(fence, "the link is lost"))
-        self._is_stepping = False
-        self.handle(StepDone(plan, output))
+        self._is_stepping = done.following is not None
+        self.handle(done)
 
     # ── commands ────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,13 +14,25 @@ from twinpool.coordinator.membership import Membership
 from twinpool.coordinator.registry import Worker
 from twinpool.decode_pool.core import DecodeCore
 from twinpool.decode_pool.intake import Arrival, Intake
+from twinpool.decode_pool.steps import StepsUnderWay
+from twinpool.engine.batch import StepOutput
 from twinpool.engine.block_pool import BlockPool
 from twinpool.kv_transfer import manifest
 from twinpool.kv_transfer.ledger import LedgerEvent, OwnershipLedger, Writer
 from twinpool.messages import Manifest, Renew, StepTokens, Token
 from twinpool.prefill_pool.core import PrefillCore
 from twinpool.prefill_pool.handoff import Handoff
-from twinpool.worker.core import Event, FromCoordinator, LinkLost, PeerGone, SendPeer, Tick
+from twinpool.worker.core import (
+    Event,
+    FromCoordinator,
+    LinkLost,
+    PeerGone,
+    PlanAhead,
+    SendPeer,
+    StepDone,
+    StepPlan,
+    Tick,
+)
 from world.wrong_variants import Catalogue
 
 VARIANTS = Catalogue()
@@ -129,6 +142,58 @@ def a_shared_block_is_given_back_by_its_first_reader(patch: pytest.MonkeyPatch) 
         honest(self, block_ids)
 
     patch.setattr(BlockPool, "_give_back", give_back)
+
+
+# ── steps that follow without a gap ─────────────────────────────────────────────────────────────────────────
+
+
+@VARIANTS.add
+def a_cancelled_sequence_is_released_although_the_following_step_has_it(patch: pytest.MonkeyPatch) -> None:
+    """The end of a step counts as the end of all steps."""
+    honest = StepsUnderWay.end
+
+    def end(self: StepsUnderWay, done: StepDone) -> None:
+        honest(self, done)
+        self._in_use = set()
+
+    patch.setattr(StepsUnderWay, "end", end)
+
+
+@VARIANTS.add
+def a_plan_ahead_uses_nothing_until_it_is_known_to_run(patch: pytest.MonkeyPatch) -> None:
+    """A sequence that joined with it is released while it may have begun."""
+    honest = StepsUnderWay.plan_ahead
+
+    def plan_ahead(self: StepsUnderWay, make: Callable[[StepPlan], PlanAhead | None]) -> PlanAhead | None:
+        before = set(self._in_use)
+        ahead = honest(self, make)
+        self._in_use = before
+        return ahead
+
+    patch.setattr(StepsUnderWay, "plan_ahead", plan_ahead)
+
+
+@VARIANTS.add
+def a_stale_plan_ahead_is_begun(patch: pytest.MonkeyPatch) -> None:
+    """Whatever was planned last follows, after whichever step."""
+    honest = PlanAhead.resolve
+
+    def resolve(self: PlanAhead, ran: StepPlan, output: StepOutput) -> StepPlan | None:
+        return honest(replace(self, after=ran), ran, output)
+
+    patch.setattr(PlanAhead, "resolve", resolve)
+
+
+@VARIANTS.add
+def an_ended_sequence_follows(patch: pytest.MonkeyPatch) -> None:
+    """The token that ends an answer is fed back like any other."""
+    honest = PlanAhead.resolve
+
+    def resolve(self: PlanAhead, ran: StepPlan, output: StepOutput) -> StepPlan | None:
+        endless = [replace(a, job=replace(a.job, eos_token_ids=())) for a in self.awaited]
+        return honest(replace(self, awaited=tuple(endless)), ran, output)
+
+    patch.setattr(PlanAhead, "resolve", resolve)
 
 
 # ── time ────────────────────────────────────────────────────────────────────────────────────────────────────
