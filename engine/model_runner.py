@@ -17,7 +17,6 @@ from twinpool.engine.models import LayerDone, Model
 from twinpool.engine.sampler import choose_tokens
 from twinpool.engine.weights import Weights, fingerprint, weight_files
 from twinpool.errors import ConfigError
-from twinpool.kernels.linear import Linear
 from twinpool.kernels.paged_attention import PagedBatch
 from twinpool.layout import Dtype, KVLayout
 from twinpool.request import RequestKey, SamplingParams
@@ -81,8 +80,6 @@ class ModelRunner:
         layout = model_config.kv_layout(config.block_size, dtype)
         stored_bytes = sum(path.stat().st_size for path in weight_files(directory))
         weight_bytes = stored_bytes * dtype.num_bytes // model_config.dtype.num_bytes
-        if device.type == "cpu" and dtype is Dtype.BFLOAT16 and model_config.family is not None:
-            weight_bytes *= Linear.COPIES
         size = pool_size(config, layout, max_model_len, free_bytes, weight_bytes)
         model = _load_model(model_config, directory, max_model_len, layout, device)
         num_spare = max(1, spare_bytes // layout.block_bytes) if spare_bytes else 0

@@ -33,14 +33,15 @@ def _can_keep_compiled_code() -> bool:
     """Whether there is a directory for compiled code: NUMBA_CACHE_DIR, or one in the user's cache directory.
 
     Numba writes each entry to a temporary file and renames it, so processes that compile at once are all right. It
-    knows a kernel by its own file only, so the directory carries a digest of the functions here that they share.
+    knows a kernel by its own file only, and kernels call each other, so the directory carries a digest of all of them.
     """
     try:
         settings: Any = numba.config
         if not settings.CACHE_DIR:
             base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-            shared = blake2b(Path(__file__).read_bytes(), digest_size=8).hexdigest()
-            settings.CACHE_DIR = str(Path(base) / "twinpool" / "numba" / shared)
+            sources = b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py")))
+            kernels = blake2b(sources, digest_size=8).hexdigest()
+            settings.CACHE_DIR = str(Path(base) / "twinpool" / "numba" / kernels)
         Path(settings.CACHE_DIR).mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=settings.CACHE_DIR):
             return True

@@ -8,7 +8,6 @@ import torch
 
 from twinpool.kernels.activation import silu_mul, silu_mul_reference
 from twinpool.kernels.kv_write import kv_write, kv_write_reference
-from twinpool.kernels.linear import Linear
 from twinpool.kernels.paged_attention import (
     AttentionParams,
     PagedBatch,
@@ -96,18 +95,6 @@ def test_kv_write_fills_exactly_the_named_slots(dtype: torch.dtype) -> None:
     kv_write_reference(wanted, 1, key, value, slots)
     kv_write(pool, 1, key, value, slots)
     assert torch.equal(pool, wanted)
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("rows", [1, 2, 3, 40])
-@pytest.mark.parametrize("has_bias", [False, True])
-def test_linear_multiplies_whatever_the_number_of_rows(rows: int, has_bias: bool, dtype: torch.dtype) -> None:
-    x, weight = random(rows, 70, dtype=dtype), random(33, 70, dtype=dtype)
-    bias = random(33, dtype=dtype) if has_bias else None
-    wanted = x.double() @ weight.double().T + (0 if bias is None else bias.double())
-    # Sums of 70 products of about 1: rounding to bfloat16 (twice, with a bias) costs up to 2⁻⁷ of about 10.
-    tolerance = {torch.float32: 1e-4, torch.bfloat16: 0.2}[dtype]
-    torch.testing.assert_close(Linear(weight, bias)(x).double(), wanted, rtol=0, atol=tolerance)
 
 
 def paged_batch(lengths: list[tuple[int, int]], block_size: int, num_blocks: int) -> PagedBatch:

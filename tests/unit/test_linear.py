@@ -1,0 +1,119 @@
+"""Products with packed weights: right on ragged shapes, the same to the bit in every batch, whatever the processor."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from twinpool.kernels import linear
+from twinpool.kernels.jit import flat
+from twinpool.kernels.linear import Linear, interleaved, linear_reference, multiply, pack, pack_bias
+
+DTYPES = [torch.float32, torch.bfloat16]
+# Sums of at most 200 products of about 1, in another order than torch's; bfloat16 then rounds by up to 2⁻⁸ of about 40.
+TOLERANCE = {torch.float32: {"rtol": 1e-4, "atol": 1e-4}, torch.bfloat16: {"rtol": 2**-7, "atol": 1e-2}}
+
+
+@pytest.fixture(autouse=True)
+def fixed_seed() -> None:
+    torch.manual_seed(0)
+
+
+def random(*shape: int, dtype: torch.dtype) -> torch.Tensor:
+    return torch.randn(shape).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize(("columns", "width"), [(1, 1), (33, 71), (64, 64), (200, 129)])
+def test_linear_is_its_formula_whatever_the_shape(
+    columns: int, width: int, has_bias: bool, dtype: torch.dtype
+) -> None:
+    weight = random(columns, width, dtype=dtype)
+    bias = random(columns, dtype=dtype) if has_bias else None
+    packed = Linear(weight, bias)
+    for rows in (0, 1, 2, 3, 4, 5, 6, 7, 13, 40, 70):
+        x = random(rows, width, dtype=dtype)
+        torch.testing.assert_close(packed(x), linear_reference(x, weight, bias), **TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_row_times_a_matrix_is_the_same_to_the_bit_in_every_batch(dtype: torch.dtype) -> None:
+    x, packed = random(300, 576, dtype=dtype), Linear(random(70, 576, dtype=dtype))
+    alone = torch.cat([packed(row) for row in x.split(1)])
+    for rows in (2, 3, 4, 5, 6, 7, 33, 300):
+        assert torch.equal(packed(x[:rows]), alone[:rows])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rows", [1, 5, 100])
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_ranks_together_do_what_one_does(rows: int, size: int, dtype: torch.dtype) -> None:
+    """Also adding to what is there, and putting results into wider rows."""
+    x, weight, bias = (random(*shape, dtype=dtype) for shape in ((rows, 48), (150, 48), (150,)))
+    room = random(rows, 160, dtype=dtype)
+    wanted = room.clone()
+    wanted[:, :150] = (room[:, :150].float() + F.linear(x.float(), weight.float(), bias.float())).to(dtype)
+    packed = torch.cat((pack(weight), pack_bias(bias)))
+    sums = np.empty(size * linear.SUMS, np.float32)
+    for rank in range(size):
+        multiply(
+            rank, size, flat(x), 48, rows, flat(packed), 0, 3 * linear.PANEL * 48, 150, linear.ADD, sums, flat(room),
+            160,
+        )  # fmt: skip
+    torch.testing.assert_close(room, wanted, **TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_gate_and_up_become_one_product_in_the_same_pass(has_bias: bool, dtype: torch.dtype) -> None:
+    rows, inner, width = 9, 75, 32
+    x, gate, up = (random(*shape, dtype=dtype) for shape in ((rows, width), (inner, width), (inner, width)))
+    biases = [random(inner, dtype=dtype) for _ in range(2)]
+    parts = [pack(interleaved(gate, up))] + ([pack_bias(interleaved(*biases))] if has_bias else [])
+    out = x.new_empty(rows, inner)
+    multiply(
+        0, 1, flat(x), width, rows, flat(torch.cat(parts)), 0, len(parts[0]) if has_bias else linear.NO_BIAS, inner,
+        linear.GATE, np.empty(linear.SUMS, np.float32), flat(out), inner,
+    )  # fmt: skip
+    gates, ups = (
+        F.linear(x.float(), weight.float(), bias.float() if has_bias else None)
+        for weight, bias in zip((gate, up), biases, strict=True)
+    )
+    torch.testing.assert_close(out, (F.silu(gates) * ups).to(dtype), **TOLERANCE[dtype])
+
+
+_ON_A_LESSER_PROCESSOR = """
+import torch
+from twinpool.kernels.linear import Linear, linear_reference
+torch.manual_seed(0)
+for dtype, tolerance in ((torch.float32, 1e-4), (torch.bfloat16, 2**-7)):
+    weight, x = torch.randn(70, 99).to(dtype), torch.randn(13, 99).to(dtype)
+    packed = Linear(weight)
+    torch.testing.assert_close(packed(x), linear_reference(x, weight), rtol=tolerance, atol=1e-2)
+    assert torch.equal(packed(x)[5:6], packed(x[5:6]))
+"""
+
+
+@pytest.mark.skipif(
+    os.uname().machine != "x86_64", reason="names x86's instruction sets; run it on such a processor"
+)
+@pytest.mark.parametrize("features", ["+avx,+avx2,+fma,+f16c,+bmi2", "+sse2"])
+def test_a_processor_without_bfloat16_or_wide_vectors_gives_the_same(features: str) -> None:
+    environment = os.environ | {"NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": features}
+    environment["PYTHONPATH"] = str(Path(linear.__file__).parents[1] / "src")
+    done = subprocess.run(
+        [sys.executable, "-c", _ON_A_LESSER_PROCESSOR],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stderr
