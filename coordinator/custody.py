@@ -11,6 +11,7 @@ from collections.abc import Callable
 from twinpool.config import CoordinatorConfig
 from twinpool.coordinator.events import Command, Emit, Note, Send
 from twinpool.coordinator.lifecycle import Leg, LegKind, Move, Request, Resource
+from twinpool.coordinator.pace import AnswerLengths
 from twinpool.coordinator.registry import Registry, Worker
 from twinpool.coordinator.retries import RetryBudget
 from twinpool.coordinator.service import Output
@@ -50,6 +51,7 @@ class Custody:
         self._tally = tally
         self._emit = emit
         self.requests: dict[str, Request] = {}
+        self.answers = AnswerLengths()
         self.finished = FinishedTimelines(config.finished_timelines)
 
     def open(self, request: Request, kind: LegKind, worker: Worker, pending_tokens: int) -> None:
@@ -112,6 +114,7 @@ class Custody:
         self._decide(request, move, finish, now, error)
         if move is Move.FINISH:
             self._tally.timings[Timing.E2E].observe(now - request.timeline.received_at)
+            self.answers.observe(request.timeline.num_output_tokens)
         if not is_silent:
             self._emit_last(request, finish, error)
         self.move(request, move, now)

@@ -11,6 +11,7 @@ from twinpool.coordinator.events import Command, Emit
 from twinpool.coordinator.lifecycle import Leg, LegKind, Move, Request
 from twinpool.coordinator.service import Output
 from twinpool.coordinator.tally import Tally
+from twinpool.coordinator.timeline import Attempt
 from twinpool.messages import Token
 from twinpool.metrics import CoordinatorMetric, Timing
 from twinpool.request import RequestState
@@ -61,6 +62,8 @@ class Delivery:
         """Emits `token`, whose turn it is, and those that waited for it."""
         first_index = len(request.emitted)
         token_ids = [token.token_id]
+        if request.state is RequestState.PREFILLING:
+            self._compare(request.timeline.attempts[-1], now)
         if token.finish is None and request.state is RequestState.PREFILLING:
             self._prefilled(request, now)
         while follower := request.early.pop(first_index + len(token_ids), None):
@@ -81,6 +84,13 @@ class Delivery:
         self._emit(Emit(request.request_id, output))
         if token.finish is not None:
             self._custody.end(request, Move.FINISH, token.finish, now, is_silent=True)
+
+    def _compare(self, attempt: Attempt, now: float) -> None:
+        """The attempt's first token is there: was that predicted?"""
+        attempt.first_token_s = now - attempt.started_at
+        if attempt.predictions:
+            error_s = abs(attempt.first_token_s - attempt.predictions[0].first_token_s)
+            self._tally.timings[Timing.PREDICTION_ERROR].observe(error_s)
 
     def _prefilled(self, request: Request, now: float) -> None:
         if request.leg(LegKind.GENERATE) is not None:

@@ -31,6 +31,7 @@ _LABEL_OF = {
     CoordinatorMetric.REFUSED: "reason",
     CoordinatorMetric.TENANT_TOKENS: "tenant",
     CoordinatorMetric.ATTEMPTS_LOST: "reason",
+    CoordinatorMetric.HYBRID_CHOICES: "way",
     CoordinatorMetric.WORKERS_LOST: "role",
 }
 _BLOCK_STATES = ("free", "owned", "cached", "quarantined", "leased")

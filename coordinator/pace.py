@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from statistics import linear_regression
+from statistics import fmean, linear_regression
 from typing import NamedTuple
 
 WINDOW_S = 20.0
@@ -18,6 +18,7 @@ MARGIN = 2.5
 (`tests/world/test_admission.py`).
 """
 REMEMBERED_PROMPTS = 64
+REMEMBERED_ANSWERS = 64
 
 
 class _Sums(NamedTuple):
@@ -95,6 +96,23 @@ class Pace:
         tokens = self._last_tokens
         new = _Sums(1.0, interval_s, tokens, interval_s**2, interval_s * tokens, tokens**2)
         return _Sums(*(old * keep + value for old, value in zip(self._sums, new, strict=True)))
+
+
+class AnswerLengths:
+    """How many tokens answers have, from the last `REMEMBERED_ANSWERS` of them."""
+
+    def __init__(self) -> None:
+        self._lengths: deque[int] = deque(maxlen=REMEMBERED_ANSWERS)
+
+    def observe(self, num_tokens: int) -> None:
+        """An answer of so many tokens is complete."""
+        self._lengths.append(num_tokens)
+
+    def expected(self, most: int) -> float:
+        """The mean length of answers that have at most `most` tokens; `most` without evidence."""
+        if not self._lengths:
+            return most
+        return fmean(min(length, most) for length in self._lengths)
 
 
 class PrefillPace:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from twinpool.config import Role
-from twinpool.coordinator.lifecycle import Leg
+from twinpool.coordinator.lifecycle import Leg, LegKind
 from twinpool.messages import PROTOCOL_VERSION, LinkFailed, LinkReady, PeerInfo, Peers, Register, WorkerStats
 from twinpool.request import RequestKey
 
@@ -60,6 +60,16 @@ class Worker:
         others, and at least one.
         """
         return self.info.max_num_seqs + max(1, self.info.max_num_seqs // 8)
+
+    @property
+    def num_sequences(self) -> int:
+        """Attempts that generate here, or will."""
+        return sum(leg.kind is not LegKind.PREFILL for leg in self.legs.values())
+
+    @property
+    def generates(self) -> bool:
+        """Whether it can."""
+        return self.role is not Role.PREFILL or self.info.itl_budget_s is not None
 
     @property
     def usable_slots(self) -> int:
@@ -242,8 +252,8 @@ class Registry:
 
     def in_flight(self) -> int:
         """Attempts that decode (or will) on some worker."""
-        return sum(len(w.legs) for w in self if w.role is not Role.PREFILL)
+        return sum(worker.num_sequences for worker in self)
 
     def default_in_flight(self) -> int:
         """How many sequences all workers together may hold."""
-        return sum(w.most_sequences for w in self if w.role is not Role.PREFILL)
+        return sum(worker.most_sequences for worker in self if worker.generates)

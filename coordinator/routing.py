@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from array import array
 from collections import OrderedDict
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import xxhash
 
 from twinpool.config import Role
+from twinpool.coordinator.hybrid import Choice, HybridChooser
 from twinpool.coordinator.lifecycle import LegKind, Request
-from twinpool.coordinator.pace import PrefillPace
+from twinpool.coordinator.pace import AnswerLengths, PrefillPace
 from twinpool.coordinator.registry import Registry, Worker
 from twinpool.coordinator.timeline import Candidate
 
@@ -76,11 +77,12 @@ class PrefixIndex:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """Where an attempt goes: one colocated worker, or a linked pair, and what the choice was made of."""
+    """Where an attempt goes: one worker that does both, or a linked pair, and what the choice was made of."""
 
     prefill: Worker
     decode: Worker
     candidates: tuple[Candidate, ...]
+    choice: Choice | None = None
 
     @property
     def is_colocated(self) -> bool:
@@ -94,11 +96,12 @@ class Router:
     A worker that was not heard of for `quiet_s` gets nothing new: it may be frozen, long before its lease says so.
     """
 
-    def __init__(self, registry: Registry, pace: PrefillPace, quiet_s: float) -> None:
+    def __init__(self, registry: Registry, pace: PrefillPace, answers: AnswerLengths, quiet_s: float) -> None:
         self._registry = registry
         self._pace = pace
         self._quiet_s = quiet_s
         self._index = PrefixIndex()
+        self._hybrids = HybridChooser(registry, self.matched, answers)
 
     def choose(self, request: Request, now: float) -> Route | None:
         """The best workers with room for the request now, or None: it waits.
@@ -107,11 +110,26 @@ class Router:
         those that wait there, plus its own without the matched prefix. On a colocated worker each sequence
         adds `SEQUENCE_COST_TOKENS`, for it takes part in every step. A decode worker costs its load after
         joining, the larger share of sequences or of KV slots, less `PREFIX_WEIGHT` for a wholly matched
-        prefix. Only linked pairs count. Equal costs go to the first by name.
+        prefix. Only linked pairs count. Equal costs go to the first by name. A hybrid worker gets the request whole
+        where that is predicted to be sooner (`coordinator/hybrid.py`).
         """
         colocated = self._by_prefill_cost(request, Role.COLOCATED, LegKind.GENERATE, now)
         if colocated:
             return Route(colocated[0][1], colocated[0][1], _record(colocated))
+        split = self._split(request, now)
+        choice = self._hybrids.choose(
+            request,
+            None if split is None else (split.prefill, split.decode),
+            lambda: self._heard_pairs(now),
+            lambda: self._able_hybrids(request, now),
+        )
+        if choice is None:
+            return split
+        if choice.worker is not None:
+            return Route(choice.worker, choice.worker, () if split is None else split.candidates, choice)
+        return None if split is None else replace(split, choice=choice)
+
+    def _split(self, request: Request, now: float) -> Route | None:
         prefills = self._by_prefill_cost(request, Role.PREFILL, LegKind.PREFILL, now)
         for _, prefill in prefills:
             decodes = self._by_decode_cost(request, prefill, now)
@@ -159,6 +177,21 @@ class Router:
         is_short = pending + request.num_tokens <= MAX_PENDING_PROMPT_TOKENS
         return is_short and 0 < self._pace.seconds_before(pending) <= MAX_PENDING_S
 
+    def _heard_pairs(self, now: float) -> Iterator[tuple[Worker, Worker]]:
+        """Linked pairs that may have room before long."""
+        for prefill, decode, _ in self._registry.links():
+            if all(now - worker.seen_at <= self._quiet_s for worker in (prefill, decode)):
+                yield prefill, decode
+
+    def _able_hybrids(self, request: Request, now: float) -> Iterator[Worker]:
+        """Hybrids with room for the whole request, where its prompt would start soon."""
+        for worker in self._registry:
+            is_hybrid = worker.info.itl_budget_s is not None
+            if is_hybrid and self._can_take(worker, LegKind.GENERATE, request, now):
+                num_slots = worker.held_tokens + request.num_tokens + GROWTH_TOKENS
+                if num_slots <= worker.usable_slots and self._has_time(worker, request):
+                    yield worker
+
     def _can_take(self, worker: Worker, kind: LegKind, request: Request, now: float) -> bool:
         """Whether the worker has a pool that the whole request fits in, has been heard of lately, did not just have to
         preempt, and, if it decodes, holds fewer than `most_sequences`."""
@@ -166,7 +199,7 @@ class Router:
             return False
         if request.max_slots > worker.num_slots:
             return False
-        return kind is LegKind.PREFILL or len(worker.legs) < worker.most_sequences
+        return kind is LegKind.PREFILL or worker.num_sequences < worker.most_sequences
 
     def _by_decode_cost(
         self, request: Request, prefill: Worker, now: float

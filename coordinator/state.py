@@ -11,11 +11,11 @@ The life of a request in eight steps::
     7  last token         the client has its answer (draining) while workers let go of what they hold
     8  all legs closed    terminal, and the timeline is kept
 
-A colocated worker does 2 to 6 alone. An attempt that is lost (preempted, no room, transfer failed, worker gone)
-goes back to 2 with the tokens so far as part of the prompt. At most `max_attempts` are started, and all requests
-together draw from a retry budget, those that ended for lack of room not counted: that is no fault of the request.
-It is bounded all the same, by `max_tokens` while it makes progress, and without progress by `max_wait_s` since the last
-token.
+A colocated worker does 2 to 6 alone, and a hybrid one may (`coordinator/hybrid.py`). An attempt that is lost
+(preempted, no room, transfer failed, worker gone) goes back to 2 with the tokens so far as part of the prompt. At most
+`max_attempts` are started, and all requests together draw from a retry budget, those that ended for lack of room not
+counted: that is no fault of the request. It is bounded all the same, by `max_tokens` while it makes progress, and
+without progress by `max_wait_s` since the last token.
 """
 
 from __future__ import annotations
@@ -91,7 +91,12 @@ class CoordinatorCore:
         )
         self._delivery = Delivery(self._custody, self.tally, self._commands.append)
         self._admission = Admission(config, self.registry, self.queue, self.accounts)
-        self._router = Router(self.registry, self._admission.prefill, QUIET_HEARTBEATS * config.heartbeat_s)
+        self._router = Router(
+            self.registry,
+            self._admission.prefill,
+            self._custody.answers,
+            QUIET_HEARTBEATS * config.heartbeat_s,
+        )
         self._health = Health(self.registry, config.stall_s)
         self._clients = Clients(
             config,
@@ -208,9 +213,11 @@ class CoordinatorCore:
         self._admission.pace.departed(num_tokens, now)
         self._health.moved(now)
         prefill, decode = route.prefill, route.decode
-        request.timeline.attempts.append(
-            Attempt(request.attempt, prefill.worker_id, decode.worker_id, route.candidates)
-        )
+        attempt = Attempt(request.attempt, prefill.worker_id, decode.worker_id, route.candidates, now)
+        if (choice := route.choice) is not None:
+            attempt.way, attempt.predictions = choice.way, choice.predictions
+            self.tally.add(CoordinatorMetric.HYBRID_CHOICES, choice.way)
+        request.timeline.attempts.append(attempt)
         job = request.job(self._eos_token_ids)
         uncached = num_tokens - self._router.matched(request, prefill)
         if route.is_colocated:
@@ -241,7 +248,8 @@ class CoordinatorCore:
             case PrefillReport(key=key):
                 if (leg := self._leg_of(worker, key)) is not None:
                     worker.prompt_computed(leg)
-                    self._admission.prefill.computed(message.num_computed, message.compute_s)
+                    if worker.role is not Role.DECODE:  # a hybrid one computes in the gaps between its steps
+                        self._admission.prefill.computed(message.num_computed, message.compute_s)
                     leg.request.timeline.attempts[-1].prefill = message
             case Granted(key=key):
                 if (leg := self._leg_of(worker, key, LegKind.DECODE)) is not None:

@@ -15,6 +15,7 @@ _SLOW_S = (
     0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 0.75, 1.0, 1.5, 2.5, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0,
 )  # fmt: skip
 
+_FAST = (Timing.ITL, Timing.PREDICTION_ERROR)
 MAX_GONE_NAMES = 256
 OTHERS = "(others)"
 """No worker has this name: parentheses are not allowed in one."""
@@ -39,7 +40,7 @@ class Tally:
 
     def __init__(self) -> None:
         self._counts: Counter[tuple[CoordinatorMetric, str]] = Counter()
-        self.timings = {t: Histogram(_FAST_S if t is Timing.ITL else _SLOW_S) for t in Timing}
+        self.timings = {t: Histogram(_FAST_S if t in _FAST else _SLOW_S) for t in Timing}
         self.gone_workers: dict[tuple[str, Role], Counter[str]] = {}
         """Sums of the counters of past processes, by (worker id, role): a restart makes no counter fall. Of names
         that were not seen for longest, beyond `MAX_GONE_NAMES`, one sum per role is kept, as `OTHERS`.

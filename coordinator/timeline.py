@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any
 
 from twinpool.messages import HandoffReport, PrefillReport
@@ -42,14 +43,48 @@ class Candidate:
     num_matched_tokens: int
 
 
+class Way(StrEnum):
+    """How an attempt can be run where a worker is a hybrid."""
+
+    SPLIT = "split"
+    LOCAL_PREFILL = "local_prefill"
+    """Whole on a decode worker, which computes the prompt too."""
+    LOCAL_DECODE = "local_decode"
+    """Whole on a prefill worker, which generates too."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """How long one way to run an attempt should take: until its first token, and from there to its last."""
+
+    way: Way
+    prefill_worker: str
+    decode_worker: str
+    first_token_s: float
+    rest_s: float
+
+    @property
+    def total_s(self) -> float:
+        """Until the last token."""
+        return self.first_token_s + self.rest_s
+
+
 @dataclass(slots=True)
 class Attempt:
-    """One attempt: where it was sent, what the router saw, and what the workers reported."""
+    """One attempt: where it was sent, what the router saw, and what the workers reported.
+
+    Where a worker is a hybrid, `predictions` are of the ways that were compared, the one of the `way` taken first.
+    `first_token_s` is what that came to, from `started_at`.
+    """
 
     number: int
     prefill_worker: str
     decode_worker: str
     candidates: tuple[Candidate, ...]
+    started_at: float = 0.0
+    way: Way | None = None
+    predictions: tuple[Prediction, ...] = ()
+    first_token_s: float | None = None
     grant_wait_s: float | None = None
     prefill: PrefillReport | None = None
     handoff: HandoffReport | None = None
@@ -65,10 +100,27 @@ class Attempt:
                 {"worker": c.worker_id, "cost": round(c.cost, 4), "num_matched_tokens": c.num_matched_tokens}
                 for c in self.candidates
             ],
+            "hybrid": None if self.way is None else self._choice_json(self.way),
             "grant_wait_s": self.grant_wait_s,
             "prefill": None if self.prefill is None else _prefill_json(self.prefill),
             "transfer": None if self.handoff is None else _transfer_json(self.handoff),
             "ended": self.ended,
+        }
+
+    def _choice_json(self, way: Way) -> dict[str, Any]:
+        return {
+            "way": way.value,
+            "first_token_s": None if self.first_token_s is None else _us(self.first_token_s) / 1e6,
+            "predicted": [
+                {
+                    "way": p.way.value,
+                    "prefill_worker": p.prefill_worker,
+                    "decode_worker": p.decode_worker,
+                    "first_token_s": _us(p.first_token_s) / 1e6,
+                    "total_s": _us(p.total_s) / 1e6,
+                }
+                for p in self.predictions
+            ],
         }
 
 

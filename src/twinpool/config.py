@@ -144,7 +144,8 @@ class SchedulerConfig:
     which a waiting prompt goes before shorter ones. `max_parked_blocks` bounds the blocks on prefill whose prompts
     wait for a grant of decode (None: half the pool). `transfer_timeout_s` bounds the wait for a granted transfer
     beyond what its bytes take at the measured rate. `grant_timeout_s` bounds the wait of a job for room on decode; then
-    it is sent back, to be started again where there is room.
+    it is sent back, to be started again where there is room. A `hybrid` prefill or decode worker also takes whole jobs,
+    and its steps keep every stream's gaps within `itl_budget_ms`.
     """
 
     token_budget: int | None = None
@@ -155,6 +156,8 @@ class SchedulerConfig:
     transfer_timeout_s: float = 10.0
     grant_timeout_s: float = 30.0
     prefix_cache: bool = True
+    hybrid: bool = False
+    itl_budget_ms: float = 100.0
 
     def __post_init__(self) -> None:
         require("--token-budget", self.token_budget,
@@ -166,6 +169,7 @@ class SchedulerConfig:
                 f"0 to {MOST_TOKENS}")  # fmt: skip
         require("--max-parked-blocks", self.max_parked_blocks, _is_count(self.max_parked_blocks, MOST_TOKENS),
                 f"1 to {MOST_TOKENS}")  # fmt: skip
+        require("--itl-budget", self.itl_budget_ms, 1 <= self.itl_budget_ms <= 60_000, "1 to 60000 milliseconds")
         _require_time("--grant-timeout", self.grant_timeout_s)
         _require_time("--transfer-timeout", self.transfer_timeout_s)
 

@@ -15,7 +15,9 @@ class WorkerMetric(StrEnum):
     PROMPT_TOKENS_COMPUTED = "prompt_tokens_computed_total"
     PROMPT_TOKENS_CACHED = "prompt_tokens_cached_total"
     DECODE_POOL_PROMPT_TOKENS = "decode_pool_prompt_tokens_total"
+    HYBRID_PROMPT_TOKENS = "hybrid_prompt_tokens_total"
     OUTPUT_TOKENS = "output_tokens_total"
+    HYBRID_OUTPUT_TOKENS = "hybrid_output_tokens_total"
     BLOCKS_SENT = "kv_blocks_sent_total"
     BLOCKS_RECEIVED = "kv_blocks_received_total"
     BLOCKS_SKIPPED = "kv_blocks_not_sent_cached_total"
@@ -40,8 +42,10 @@ METRIC_HELP: dict[WorkerMetric, str] = {
     WorkerMetric.STEP_SECONDS: "Seconds spent in model steps.",
     WorkerMetric.PROMPT_TOKENS_COMPUTED: "Prompt tokens run through the model.",
     WorkerMetric.PROMPT_TOKENS_CACHED: "Prompt tokens taken from the prefix cache.",
-    WorkerMetric.DECODE_POOL_PROMPT_TOKENS: "Prompt tokens that a decode worker ran itself; 0 when split.",
+    WorkerMetric.DECODE_POOL_PROMPT_TOKENS: "Prompt tokens of handed-off jobs that decode ran again: 0.",
+    WorkerMetric.HYBRID_PROMPT_TOKENS: "Prompt tokens of whole jobs that a hybrid prefill or decode worker computed.",
     WorkerMetric.OUTPUT_TOKENS: "Tokens sampled.",
+    WorkerMetric.HYBRID_OUTPUT_TOKENS: "Tokens of whole jobs that a hybrid prefill or decode worker sampled.",
     WorkerMetric.BLOCKS_SENT: "KV blocks pushed to a decode worker.",
     WorkerMetric.BLOCKS_RECEIVED: "KV blocks received and verified.",
     WorkerMetric.BLOCKS_SKIPPED: "KV blocks not sent because decode already had them.",
@@ -71,6 +75,7 @@ class CoordinatorMetric(StrEnum):
     RETRIES_REFUSED = "retries_refused_total"
     TENANT_TOKENS = "tenant_tokens_served_total"
     PROMPT_TOKENS = "admitted_prompt_tokens_total"
+    HYBRID_CHOICES = "hybrid_choices_total"
     TOKENS_DELIVERED = "delivered_tokens_total"
     TOKENS_BEHIND_STOP = "delivered_tokens_behind_stop_total"
     ATTEMPTS_LOST = "attempts_lost_total"
@@ -89,6 +94,7 @@ COORDINATOR_METRIC_HELP: dict[CoordinatorMetric, str] = {
     CoordinatorMetric.RETRIES_REFUSED: "Lost requests that were not started again: the retry budget was used up.",
     CoordinatorMetric.TENANT_TOKENS: "Prompt tokens sent to workers and output tokens delivered, each once, by tenant.",
     CoordinatorMetric.PROMPT_TOKENS: "Prompt tokens of admitted requests.",
+    CoordinatorMetric.HYBRID_CHOICES: "Attempts started where a worker is a hybrid: split, or whole on which side.",
     CoordinatorMetric.TOKENS_DELIVERED: "Output tokens handed to the gateway, each once.",
     CoordinatorMetric.TOKENS_BEHIND_STOP: "Of these, tokens behind a stop string: no client got them.",
     CoordinatorMetric.ATTEMPTS_LOST: "Attempts that were lost, by reason.",
@@ -177,6 +183,7 @@ class Timing(StrEnum):
     ITL = "itl_seconds"
     E2E = "e2e_seconds"
     QUEUE = "queue_seconds"
+    PREDICTION_ERROR = "hybrid_prediction_error_seconds"
 
 
 TIMING_HELP: dict[Timing, str] = {
@@ -184,6 +191,7 @@ TIMING_HELP: dict[Timing, str] = {
     Timing.ITL: "Gaps between consecutive output tokens at the coordinator.",
     Timing.E2E: "From receiving a request to its last output, answered ones only.",
     Timing.QUEUE: "From the tokenized request to its first dispatch to a worker.",
+    Timing.PREDICTION_ERROR: "How far from its prediction an attempt's first token came, where a worker is a hybrid.",
 }
 
 

@@ -28,7 +28,7 @@ LIKELY: Mapping[str, Sequence[Any]] = {
     "max_tokens": (2, 4),
     "min_tokens": (0,),
     "version": (1,),
-    "protocol": (1,),
+    "protocol": (2,),
 }
 """Values by field that real requests and workers have too."""
 MENDED: Mapping[str, Any] = {"num_cached_blocks": 0, "num_emitted": 0, "token_ids": (1,)}

@@ -26,6 +26,7 @@ from twinpool.config import Role
 from twinpool.layout import KVLayout
 from twinpool.messages.base import PROTOCOL_VERSION, Message
 from twinpool.request import FinishReason, Job, RequestKey
+from twinpool.step_pace import StepPace
 
 # ── what a worker is and how it does ──────────────────────────────────────────────────────────────────────────────
 
@@ -43,7 +44,8 @@ class Register(Message, frozen=True, tag=True):
     """A worker offers itself. The coordinator answers Welcome or Denied.
 
     `fingerprint` names model config and weights; `num_blocks` is its KV pool; `max_model_len` the longest sequence it
-    can hold; `max_num_seqs` how many it decodes together.
+    can hold; `max_num_seqs` how many it decodes together. A hybrid, a prefill or decode worker that also takes whole
+    jobs (Generate), gives no stream a gap beyond `itl_budget_s` for a prompt; None: it is none.
     """
 
     worker_id: Name
@@ -56,6 +58,7 @@ class Register(Message, frozen=True, tag=True):
     num_blocks: Size
     max_model_len: Size
     max_num_seqs: Size
+    itl_budget_s: Seconds | None = None
     protocol: Count = PROTOCOL_VERSION
 
 
@@ -86,7 +89,7 @@ class WorkerStats(Message, frozen=True, tag=True):
     `waiting` and `running` count sequences, `waiting_tokens` the prompt tokens that wait to be computed or received.
     `stalled_s` is how long nothing has moved at this worker although something should, on its own clock: a step that
     does not end, or work that waits for room while no step, transfer or grant ends. Small (below a few step times)
-    while all is well or nothing is to be done.
+    while all is well or nothing is to be done. `pace` is how long a hybrid's steps take, once it has measured some.
     """
 
     free_blocks: Count
@@ -99,6 +102,7 @@ class WorkerStats(Message, frozen=True, tag=True):
     waiting_tokens: ByteCount
     counters: Annotated[dict[Label, Amount], msgspec.Meta(max_length=256)]
     stalled_s: Seconds = 0.0
+    pace: StepPace | None = None
 
 
 class Heartbeat(Message, frozen=True, tag=True):
@@ -188,7 +192,7 @@ class PushTo(Message, frozen=True, tag=True):
 
 
 class Generate(Message, frozen=True, tag=True):
-    """Colocated: prefill and decode the job in one worker."""
+    """Prefill and decode the job in one worker: a colocated or a hybrid one."""
 
     job: Job
 

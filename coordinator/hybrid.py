@@ -1,0 +1,151 @@
+"""Whether one hybrid worker runs a request alone: the predicted times of every way, and which is the soonest.
+
+A hybrid decode worker can compute a prompt itself, beside its streams; a hybrid prefill worker can generate itself,
+beside its prompts. Predictions are made of what each hybrid measured of its steps (`WorkerStats.pace`) and of what the
+coordinator knows to be there now: what the last heartbeat says of the load is old already.
+
+The workers keep the streams' ITL budget whatever is chosen here. Where a budget leaves no room for chunks, none are
+predicted to be computed, so nothing is sent there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from twinpool.config import Role
+from twinpool.coordinator.lifecycle import Request
+from twinpool.coordinator.pace import AnswerLengths
+from twinpool.coordinator.registry import Registry, Worker
+from twinpool.coordinator.timeline import Prediction, Way
+from twinpool.step_pace import LEAST_CHUNK_TOKENS, StepPace, prompt_limit_s
+
+LEAST_GAIN = 0.1
+"""By this part of what it replaces the other way must be sooner: predictions err, and the split disturbs nobody."""
+ALONE_CHUNK_TOKENS = 256
+"""What a prefill worker without streams computes in one step, about."""
+LEAST_PREFILL_CHUNK_TOKENS = 64
+"""A prefill worker takes no stream that would leave its prompts smaller chunks than this."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The way to run an attempt, on `worker` alone unless split; what was compared, the way that won first."""
+
+    way: Way
+    worker: Worker | None
+    predictions: tuple[Prediction, ...]
+
+
+class HybridChooser:
+    """Compares ways: a function of the registry, the request, how much of it workers should hold, and past answers.
+
+    `matched` gives the prompt tokens that a worker should hold; `answers` the lengths of past answers.
+    """
+
+    def __init__(
+        self, registry: Registry, matched: Callable[[Request, Worker], int], answers: AnswerLengths
+    ) -> None:
+        self._registry = registry
+        self._matched = matched
+        self._answers = answers
+
+    def choose(
+        self,
+        request: Request,
+        pair: tuple[Worker, Worker] | None,
+        pairs: Callable[[], Iterator[tuple[Worker, Worker]]],
+        able: Callable[[], Iterator[Worker]],
+    ) -> Choice | None:
+        """The soonest way; None if no worker is a hybrid.
+
+        `pair` is where the request goes if split, None if it would have to wait for one of `pairs`. `able` are the
+        hybrids that could take it whole. On no evidence it is split.
+        """
+        if all(worker.info.itl_budget_s is None for worker in self._registry):
+            return None
+        candidates = [pair] if pair else list(pairs())
+        splits = [self._split(request, *candidate) for candidate in candidates]
+        known = [prediction for prediction in splits if prediction is not None]
+        if len(known) < len(splits):
+            return Choice(Way.SPLIT, None, ())
+        split = min(known, key=lambda prediction: prediction.total_s, default=None)
+        wholes = [(p, worker) for worker in able() if (p := self._whole(request, worker)) is not None]
+        sooner = [(p, worker) for p, worker in wholes if split is None or _is_worth_it(p, split)]
+        compared = sorted(
+            (*known, *(p for p, _ in wholes)), key=lambda p: (p.total_s, p.prefill_worker, p.decode_worker)
+        )
+        if not sooner:
+            return Choice(Way.SPLIT, None, _first(split, compared))
+        best, worker = min(sooner, key=lambda found: (found[0].total_s, found[1].worker_id))
+        return Choice(best.way, worker, _first(best, compared))
+
+    def _split(self, request: Request, prefill: Worker, decode: Worker) -> Prediction | None:
+        first_s, pace, link = (
+            self._prompt_s(request, prefill),
+            _pace(decode),
+            self._registry.link(prefill, decode),
+        )
+        if first_s is None or pace is None or link is None:
+            return None
+        layout = decode.info.layout
+        num_bytes = (
+            (request.num_tokens - self._matched(request, decode)) * layout.block_bytes / layout.block_size
+        )
+        # Layers travel, and the decode worker computes prompts of its own, while this one is computed.
+        beside_s = max(
+            num_bytes / (1e9 * max(link.gb_per_s, 1e-3)), decode.pending_tokens * pace.prompt_token_s
+        )
+        rest_s = max(0.0, beside_s - first_s) + self._decode_s(request, decode, pace)
+        return Prediction(Way.SPLIT, prefill.worker_id, decode.worker_id, first_s, rest_s)
+
+    def _whole(self, request: Request, worker: Worker) -> Prediction | None:
+        is_decode = worker.role is Role.DECODE
+        least_tokens = LEAST_CHUNK_TOKENS if is_decode else LEAST_PREFILL_CHUNK_TOKENS
+        first_s, pace = self._prompt_s(request, worker), _pace(worker)
+        if (
+            first_s is None
+            or pace is None
+            or _chunk_tokens(worker, pace, 0 if is_decode else 1) < least_tokens
+        ):
+            return None
+        way = Way.LOCAL_PREFILL if is_decode else Way.LOCAL_DECODE
+        rest_s = self._decode_s(request, worker, pace)
+        return Prediction(way, worker.worker_id, worker.worker_id, first_s, rest_s)
+
+    def _prompt_s(self, request: Request, worker: Worker) -> float | None:
+        """How long what waits there and then this prompt take; None if nothing is known."""
+        pace, num_sequences = _pace(worker), worker.num_sequences
+        if pace is None:
+            return None
+        is_alone = worker.role is Role.PREFILL and not num_sequences
+        chunk_tokens = (
+            ALONE_CHUNK_TOKENS if is_alone else max(LEAST_CHUNK_TOKENS, _chunk_tokens(worker, pace, 0))
+        )
+        to_compute = max(1, request.num_tokens - self._matched(request, worker))
+        return pace.prompt_s(worker.pending_tokens + to_compute, num_sequences, chunk_tokens)
+
+    def _decode_s(self, request: Request, worker: Worker, pace: StepPace) -> float:
+        most = request.submission.sampling.max_tokens - len(request.emitted)
+        num_steps = max(0.0, self._answers.expected(most) - 1)
+        return num_steps * pace.decode_step_s(worker.num_sequences + 1)
+
+
+def _pace(worker: Worker) -> StepPace | None:
+    return None if worker.stats is None else worker.stats.pace
+
+
+def _chunk_tokens(worker: Worker, pace: StepPace, num_joining: int) -> int:
+    """Prompt tokens of one step within the budget, beside the worker's sequences and so many more."""
+    limit_s = prompt_limit_s(worker.info.itl_budget_s or 0.0)
+    return pace.prompt_tokens_within(limit_s, worker.num_sequences + num_joining)
+
+
+def _is_worth_it(whole: Prediction, split: Prediction) -> bool:
+    replaced_s = split.first_token_s if whole.way is Way.LOCAL_PREFILL else split.rest_s
+    return split.total_s - whole.total_s > LEAST_GAIN * replaced_s
+
+
+def _first(best: Prediction | None, compared: list[Prediction]) -> tuple[Prediction, ...]:
+    others = tuple(prediction for prediction in compared if prediction is not best)
+    return others if best is None else (best, *others)
