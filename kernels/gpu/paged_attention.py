@@ -25,7 +25,10 @@ from twinpool.kernels.paged_attention import AttentionParams
 LEAST_SPLIT = 256
 """Keys below which a split costs more than it saves, as the partial outputs are written and read again."""
 MOST_SPLITS = 128
-_PROGRAMS_PER_SM = 2
+_PROGRAMS_PER_SM = 4
+_DECODE_WARPS = 4
+_DECODE_STAGES = 5
+"""The table's entry, and two tiles of keys and values that it points to, are on their way while one is worked on."""
 _LOG2E = tl.constexpr(math.log2(math.e))
 _LEAST_ROWS = 16
 """The fewest rows that the tensor cores multiply."""
@@ -76,7 +79,8 @@ def attend_decodes(
         query, query.stride(0), query.stride(1), raw(kv), kv.stride(0), kv.stride(1), kv.stride(2),
         batch.block_tables, batch.block_tables.stride(0), batch.ends, partial, lse, params.scale,
         **constants, ROWS=decode_rows(constants["GROUP"]),
-        KEYS=decode_keys(constants["DIM"], query.dtype), SPLITS=splits, LEAST=LEAST_SPLIT, num_warps=4, num_stages=3,
+        KEYS=decode_keys(constants["DIM"], query.dtype), SPLITS=splits, LEAST=LEAST_SPLIT,
+        num_warps=_DECODE_WARPS, num_stages=_DECODE_STAGES,
     )  # fmt: skip
     if splits > 1:
         _merge[(num_seqs, num_heads)](
@@ -90,7 +94,9 @@ def attend_chunks(
 ) -> None:
     """All rows behind the batch's decodes, into `out`."""
     constants = _constants(query, kv, params)
-    rows, keys, warps, stages = chunk_tiles(constants["DIM"], constants["GROUP"], query.dtype)
+    rows, keys, warps, stages = chunk_tiles(
+        constants["DIM"], constants["GROUP"], query.dtype, constants["FORMAT"]
+    )
     tiles = -(-batch.most_queries // (rows // constants["GROUP"]))
     _chunk[(tiles, kv.shape[2], batch.num_seqs - batch.num_decodes)](
         query, query.stride(0), query.stride(1), raw(kv), kv.stride(0), kv.stride(1), kv.stride(2),
@@ -109,16 +115,16 @@ def decode_keys(dim: int, dtype: torch.dtype) -> int:
     return max(16, min(64, 16384 // (dim * dtype.itemsize)))
 
 
-def chunk_tiles(dim: int, group: int, dtype: torch.dtype) -> tuple[int, int, int, int]:
-    """Rows and keys per tile, warps, and stages of the pipeline, for chunks."""
+def chunk_tiles(dim: int, group: int, dtype: torch.dtype, kv_format: str) -> tuple[int, int, int, int]:
+    """Rows and keys per tile, warps, and stages of the pipeline, for chunks: the largest tiles that spill nowhere."""
     if dtype == torch.float32:
         rows, keys, warps, stages = 32, 32, 4, 2
-    elif dim <= 64:
-        rows, keys, warps, stages = 128, 64, 4, 3
-    elif dim <= 128:
-        rows, keys, warps, stages = 128, 64, 8, 2
+    elif dim > 128:
+        rows, keys, warps, stages = 64, 32, 8, 2
+    elif kv_format == "plain":
+        rows, keys, warps, stages = 128, 64, 8, 3
     else:
-        rows, keys, warps, stages = 64, 32, 4, 2
+        rows, keys, warps, stages = 128, 32, 8, 2
     return max(rows, triton.next_power_of_2(group)), keys, warps, stages
 
 
@@ -339,8 +345,7 @@ def _variants() -> tuple[Variant, ...]:
         ("bf16", 64, 3, 16, "plain", 0, 0.0),
         ("bf16", 128, 8, 16, "plain", 0, 0.0),
         ("bf16", 128, 4, 128, "fp8", 0, 0.0),
-        ("fp16", 128, 4, 32, "int8", 0, 0.0),
-        ("fp16", 80, 1, 16, "plain", 4096, 0.0),
+        ("fp16", 80, 1, 32, "int8", 4096, 0.0),
         ("bf16", 256, 2, 64, "plain", 4096, 50.0),
         ("fp32", 64, 7, 16, "plain", 0, 0.0),
     )
@@ -370,10 +375,11 @@ def _variants_of(
     }  # fmt: skip
     splits = {"SPLITS": 8, "LEAST": LEAST_SPLIT}
     divisible = ("token_stride", "head_stride", "block_stride", "value_offset", "kv_head_stride")
-    rows, keys, warps, stages = chunk_tiles(dim, group, dtype)
+    rows, keys, warps, stages = chunk_tiles(dim, group, dtype, pool)
     decode = Variant(
         _decode, label, {**shared, "partial": "*fp32", "lse": "*fp32"},
-        {**constants, **splits, "ROWS": decode_rows(group), "KEYS": decode_keys(dim, dtype)}, divisible, 4, 3,
+        {**constants, **splits, "ROWS": decode_rows(group), "KEYS": decode_keys(dim, dtype)}, divisible,
+        _DECODE_WARPS, _DECODE_STAGES,
     )  # fmt: skip
     merge = Variant(
         _merge, label, {"partial": "*fp32", "lse": "*fp32", "ends": "*i32", "out": f"*{type_}"},
