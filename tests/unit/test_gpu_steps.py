@@ -1,0 +1,196 @@
+"""What a GPU step reads and which graph it is, on a CPU: where CUDA replays, the recorder here runs the work again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from support.made_models import Shape, make_model
+from support.tiny_models import load_runner, piece, step, tokens
+
+from twinpool.engine.batch import SequenceSlice
+from twinpool.engine.gpu.graphs import DecodeGraphs, Recording, batch_sizes, size_for
+from twinpool.engine.gpu.step_inputs import NOWHERE, Room, StepInputs
+from twinpool.engine.model_runner import ModelRunner, pack
+from twinpool.kernels.paged_attention import PagedBatch
+from twinpool.request import RequestKey
+
+CPU = torch.device("cpu")
+MOST_BLOCKS = 8
+
+
+class Rerun:
+    """Records by remembering what to run, and where its first result lies."""
+
+    def __init__(self) -> None:
+        self.num_recorded = 0
+
+    def record(self, run: Callable[[], torch.Tensor]) -> Recording:
+        self.num_recorded += 1
+        output = run()
+        return Recording(lambda: output.copy_(run()), output)
+
+
+def compute_of(runner: ModelRunner) -> Callable[[StepInputs], torch.Tensor]:
+    """The runner's model on what lies in the device's memory, as a GPU's kernels read it; garbage where they leave
+    padding undefined."""
+
+    def compute(inputs: StepInputs) -> torch.Tensor:
+        live = inputs.batch.on_device.ends > 0
+        num = int(live.sum())
+        assert bool(live[:num].all())
+        assert bool((inputs.batch.slots[num:] == NOWHERE).all())
+        out = torch.full((len(live), runner.model_config.vocab_size), float("nan"))
+        if num:
+            hidden = runner._model.forward(
+                inputs.token_ids[:num],
+                as_host(inputs, num),
+                runner.kv,
+                inputs.rows[:num],
+                lambda _layer: None,
+            )
+            out[:num] = runner._model.logits(hidden)
+        return out
+
+    return compute
+
+
+def as_host(inputs: StepInputs, num_seqs: int) -> PagedBatch:
+    """The device's numbers of the first sequences, as the CPU's kernels take them."""
+    device = inputs.batch.on_device
+    num_tokens = int(device.query_starts[num_seqs])
+    width = device.block_tables.shape[1]
+    return PagedBatch(
+        query_starts=device.query_starts[: num_seqs + 1].numpy().astype(np.int64),
+        ends=device.ends[:num_seqs].numpy().astype(np.int64),
+        block_tables=device.block_tables[:num_seqs].flatten().numpy().astype(np.int64),
+        table_starts=np.arange(num_seqs + 1, dtype=np.int64) * width,
+        slots=inputs.batch.slots[:num_tokens],
+        positions=inputs.batch.positions[:num_tokens],
+    )
+
+
+@pytest.fixture(scope="module")
+def runner(tmp_path_factory: pytest.TempPathFactory) -> ModelRunner:
+    return load_runner(make_model(tmp_path_factory.mktemp("model"), Shape()))
+
+
+def graphs_of(runner: ModelRunner, most_seqs: int) -> DecodeGraphs:
+    return DecodeGraphs(
+        compute_of(runner), Rerun(), most_seqs=most_seqs, most_blocks=MOST_BLOCKS,
+        block_size=runner.layout.block_size, device=CPU,
+    )  # fmt: skip
+
+
+@given(most=st.integers(0, 700))
+def test_every_batch_has_a_graph_that_is_not_twice_its_size(most: int) -> None:
+    sizes = batch_sizes(most)
+    assert list(sizes) == sorted(set(sizes))
+    for num_seqs in range(1, most + 1):
+        size = size_for(num_seqs, sizes)
+        assert size is not None
+        assert num_seqs <= size < 2 * num_seqs or size == 1
+    assert size_for(most + 1, sizes) is None
+
+
+@given(
+    lengths=st.lists(
+        st.tuples(st.integers(1, 20), st.integers(0, 30), st.booleans()), min_size=1, max_size=7
+    ),
+    seed=st.integers(0, 1 << 20),
+)
+def test_the_devices_inputs_are_those_of_the_cpu(lengths: list[tuple[int, int, bool]], seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    slices = []
+    for i, (count, start, sampled) in enumerate(lengths):
+        table = rng.permutation(100)[: -(-(start + count) // 8) + int(rng.integers(0, 3))].tolist()
+        sampling = {"temperature": 0.0} if sampled else {}
+        slices.append(piece(str(i), rng.integers(0, 131, count).tolist(), start, table, **sampling))
+    token_ids, wanted = pack(slices, 8, CPU)
+    rows = wanted.query_starts[1:][[one.sampling is not None for one in slices]] - 1
+    inputs = StepInputs.of(slices, rows, 8, CPU)
+    found = as_host(inputs, len(slices))
+    assert torch.equal(inputs.token_ids, token_ids)
+    assert torch.equal(found.slots, wanted.slots)
+    assert torch.equal(found.positions, wanted.positions)
+    assert found.query_starts.tolist() == wanted.query_starts.tolist() == inputs.batch.query_starts.tolist()
+    assert found.ends.tolist() == wanted.ends.tolist() == inputs.batch.ends.tolist()
+    for seq in range(len(slices)):
+        length = len(wanted.table(seq))
+        assert found.table(seq)[:length].tolist() == wanted.table(seq).tolist()
+    assert inputs.rows.tolist() == rows.tolist()
+
+
+def test_kept_inputs_forget_whatever_was_in_them_before() -> None:
+    """Sequences join, leave, grow and change places: the memory then says what inputs made anew would."""
+    rng = np.random.default_rng(0)
+    kept = StepInputs(Room(4, 4, 16, 4), 8, CPU, num_decodes=4, most_queries=0)
+    tables: dict[int, tuple[int, ...]] = {}
+    for _ in range(200):
+        slices: list[SequenceSlice] = []
+        for name in rng.permutation(6)[: int(rng.integers(1, 5))].tolist():
+            before = tables.get(name, ())
+            grown = (*before, int(rng.integers(0, 99))) if rng.random() < 0.7 and len(before) < 16 else before
+            tables[name] = grown if grown and rng.random() < 0.9 else (int(rng.integers(0, 99)),)
+            start = int(rng.integers(0, 8 * len(tables[name])))
+            slices.append(piece(str(name), [int(rng.integers(0, 99))], start, tables[name], temperature=0.0))
+        num, rows = len(slices), np.arange(len(slices))
+        kept.fill(slices, rows)
+        anew = as_host(StepInputs.of(slices, rows, 8, CPU), num)
+        found = as_host(kept, num)
+        assert torch.equal(found.slots, anew.slots)
+        assert torch.equal(found.positions, anew.positions)
+        assert found.ends.tolist() == anew.ends.tolist()
+        for seq, one in enumerate(slices):
+            assert tuple(found.table(seq)[: len(one.block_table)]) == tuple(one.block_table)
+        assert kept.batch.on_device is not None
+        assert kept.batch.on_device.ends[num:].tolist() == [0] * (4 - num)
+        assert kept.batch.slots[num:].tolist() == [NOWHERE] * (4 - num)
+
+
+def test_replayed_steps_give_the_logits_of_eager_ones_while_sequences_join_and_leave(
+    runner: ModelRunner,
+) -> None:
+    graphs = graphs_of(runner, 5)
+    prompts = {name: tokens(3 + 4 * name, seed=name) for name in range(5)}
+    tables = {name: list(range(8 * name, 8 * name + 8)) for name in range(5)}
+    for name, ids in prompts.items():
+        runner.run(step(piece(str(name), ids, 0, tables[name], temperature=0.0)))
+    for live in ([0, 1, 2], [4, 2], [1], [0, 1, 2, 3, 4], [3, 0], [2]):
+        slices = [
+            piece(str(name), [5 + name], len(prompts[name]), tables[name], temperature=0.0) for name in live
+        ]
+        wanted = runner.logits(step(*slices))
+        found = graphs.step(slices)
+        assert found is not None
+        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
+        for name in live:
+            prompts[name].append(5 + name)
+    assert graphs.num_replayed == 6
+
+
+def test_capturing_and_padding_write_nothing_to_the_pool(runner: ModelRunner) -> None:
+    before = runner.kv.clone()
+    graphs = graphs_of(runner, 8)
+    assert torch.equal(runner.kv, before)
+    graphs.step([piece(str(i), [7], 0, [9 + i], temperature=0.0) for i in range(5)])
+    changed = (runner.kv != before).flatten(1).any(1).nonzero()[:, 0].tolist()
+    assert changed == [9, 10, 11, 12, 13]
+
+
+def test_steps_that_no_graph_holds_are_left_to_the_eager_path_and_large_ones_counted(
+    runner: ModelRunner,
+) -> None:
+    graphs = graphs_of(runner, 2)
+    decode = [piece(str(i), [7], 0, [9 + i], temperature=0.0) for i in range(3)]
+    assert graphs.step(decode) is None
+    assert graphs.num_eager == 1
+    assert graphs.step([*decode[:1], piece("chunk", tokens(4), 0, [3], temperature=0.0)]) is None
+    assert graphs.step([piece("not at its end", [7], 0, [3])]) is None
+    assert (graphs.num_eager, graphs.num_replayed) == (1, 0)
+    assert graphs.step(decode[:2]) is not None
+    assert RequestKey("0", 0) == decode[0].key
