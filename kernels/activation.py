@@ -20,6 +20,10 @@ def silu_mul_reference(gate_up: torch.Tensor) -> torch.Tensor:
 
 def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
     """`gate_up` [rows, 2 · width], contiguous, gate first; returns [rows, width]."""
+    if gate_up.is_cuda:
+        from twinpool.kernels.gpu import activation as gpu
+
+        return gpu.silu_mul(gate_up)
     if not runs_compiled(gate_up):
         return silu_mul_reference(gate_up)
     out = gate_up.new_empty(gate_up.shape[0], gate_up.shape[1] // 2)

@@ -18,6 +18,10 @@ def rms_norm_reference(x: torch.Tensor, weight: torch.Tensor, eps: float) -> tor
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """Norm of each row: `x` [rows, width], contiguous; `weight` [width]. Returns a new tensor."""
+    if x.is_cuda:
+        from twinpool.kernels.gpu import rms_norm as gpu
+
+        return gpu.rms_norm(x, weight, eps)
     if not runs_compiled(x):
         return rms_norm_reference(x, weight, eps)
     out = torch.empty_like(x)
@@ -27,6 +31,10 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
 
 def add_rms_norm(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """Adds `x` to `residual` in place and returns the norm of the sum; all [rows, width], contiguous."""
+    if x.is_cuda:
+        from twinpool.kernels.gpu import rms_norm as gpu
+
+        return gpu.add_rms_norm(x, residual, weight, eps)
     if not runs_compiled(x):
         return rms_norm_reference(residual.add_(x), weight, eps)
     out = torch.empty_like(x)
@@ -36,6 +44,11 @@ def add_rms_norm(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, 
 
 def rms_norm_heads_(x: torch.Tensor, weight: torch.Tensor, eps: float) -> None:
     """Norms each head of `x` [tokens, heads, head_dim] in place; `x` may be a slice of wider rows."""
+    if x.is_cuda:
+        from twinpool.kernels.gpu import rms_norm as gpu
+
+        gpu.rms_norm_heads_(x, weight, eps)
+        return
     if not runs_compiled(x):
         x.copy_(rms_norm_reference(x, weight, eps))
         return

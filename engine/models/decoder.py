@@ -12,11 +12,10 @@ from twinpool.engine.models import LayerDone
 from twinpool.engine.models.rope_tables import rope_tables
 from twinpool.engine.weights import Weights
 from twinpool.kernels.activation import silu_mul
-from twinpool.kernels.kv_write import kv_write
 from twinpool.kernels.linear import Linear
 from twinpool.kernels.paged_attention import AttentionParams, PagedBatch, paged_attention
-from twinpool.kernels.rms_norm import add_rms_norm, rms_norm, rms_norm_heads_
-from twinpool.kernels.rope import rope_
+from twinpool.kernels.rms_norm import add_rms_norm, rms_norm
+from twinpool.kernels.rope_kv_write import rope_kv_write_
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,13 +88,11 @@ class Decoder:
         config = self._config
         heads, kv_heads = config.num_heads, config.num_kv_heads
         qkv = layer.qkv(x).view(x.shape[0], heads + 2 * kv_heads, config.head_dim)
-        query, key, value = qkv[:, :heads], qkv[:, heads : heads + kv_heads], qkv[:, heads + kv_heads :]
-        if layer.query_norm is not None and layer.key_norm is not None:
-            rms_norm_heads_(query, layer.query_norm, config.rms_eps)
-            rms_norm_heads_(key, layer.key_norm, config.rms_eps)
-        rope_(qkv[:, : heads + kv_heads], self._cos, self._sin, batch.positions)
-        kv_write(kv, index, key, value, batch.slots)
-        return query
+        rope_kv_write_(
+            qkv, self._cos, self._sin, batch.positions, kv, index, batch.slots,
+            layer.query_norm, layer.key_norm, config.rms_eps,
+        )  # fmt: skip
+        return qkv[:, :heads]
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[rows, hidden] → float32 [rows, vocab]."""

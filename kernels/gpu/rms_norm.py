@@ -1,0 +1,88 @@
+"""The root-mean-square norm on a GPU: one program for each row or head, which it reads and writes once."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from twinpool.kernels.gpu.variant import Variant
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """As `twinpool.kernels.rms_norm.rms_norm`."""
+    out = torch.empty_like(x)
+    _launch(x.unsqueeze(1), x, weight, out, eps, adds=False)
+    return out
+
+
+def add_rms_norm(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """As `twinpool.kernels.rms_norm.add_rms_norm`."""
+    out = torch.empty_like(x)
+    _launch(x.unsqueeze(1), residual, weight, out, eps, adds=True)
+    return out
+
+
+def rms_norm_heads_(x: torch.Tensor, weight: torch.Tensor, eps: float) -> None:
+    """As `twinpool.kernels.rms_norm.rms_norm_heads_`."""
+    _launch(x, x, weight, x, eps, adds=False)
+
+
+def _launch(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, eps: float, adds: bool
+) -> None:
+    """`x` [rows, heads, width]; `residual` and `out` have its strides."""
+    rows, heads, width = x.shape
+    if rows == 0:
+        return
+    block = triton.next_power_of_2(width)
+    _norm[(rows, heads)](
+        x, residual, weight, out, x.stride(0), x.stride(1), eps, width,
+        ADDS=adds, BLOCK=block, num_warps=_num_warps(block),
+    )  # fmt: skip
+
+
+def _num_warps(block: int) -> int:
+    """About 16 elements for each thread, which is two loads of 16 bytes in a 16-bit type."""
+    return min(max(block // 512, 1), 16)
+
+
+@triton.jit
+def _norm(
+    x: tl.tensor, residual: tl.tensor, weight: tl.tensor, out: tl.tensor,
+    row_stride: tl.tensor, head_stride: tl.tensor, eps: tl.tensor, width: tl.tensor,
+    ADDS: tl.constexpr, BLOCK: tl.constexpr,
+) -> None:  # fmt: skip
+    start = tl.program_id(0).to(tl.int64) * row_stride + tl.program_id(1) * head_stride
+    i = tl.arange(0, BLOCK)
+    inside = i < width
+    wide = tl.load(x + start + i, mask=inside, other=0.0).to(tl.float32)
+    if ADDS:
+        # The norm is that of the stored, rounded sum: what later layers add to.
+        wide += tl.load(residual + start + i, mask=inside, other=0.0).to(tl.float32)
+        rounded = wide.to(residual.dtype.element_ty)
+        tl.store(residual + start + i, rounded, mask=inside)
+        wide = rounded.to(tl.float32)
+    scale = 1.0 / tl.sqrt(tl.sum(wide * wide, 0) / width + eps)
+    factor = tl.load(weight + i, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + start + i, (wide * scale * factor).to(out.dtype.element_ty), mask=inside)
+
+
+def _variant(dtype: str, width: int, adds: bool) -> Variant:
+    pointers = dict.fromkeys(("x", "residual", "weight", "out"), f"*{dtype}")
+    numbers = {"row_stride": "i32", "head_stride": "i32", "eps": "fp32", "width": "i32"}
+    return Variant(
+        _norm,
+        f"{dtype}, {width} wide" + (", added" if adds else ""),
+        pointers | numbers,
+        {"ADDS": adds, "BLOCK": triton.next_power_of_2(width)},
+        ("row_stride", "head_stride", "width"),
+        _num_warps(triton.next_power_of_2(width)),
+    )
+
+
+VARIANTS = tuple(
+    _variant(dtype, width, adds)
+    for dtype in ("bf16", "fp16", "fp32")
+    for width, adds in ((128, False), (576, True), (4096, True), (16384, True))
+)
