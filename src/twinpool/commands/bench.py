@@ -1,0 +1,182 @@
+"""`twinpool bench engine`: measures the engine beside this machine's limits, and compares with a baseline."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from twinpool.bench.engine import CEILINGS, GROUPS
+from twinpool.commands.flags import parse_cores
+from twinpool.config import EngineConfig, require
+
+if TYPE_CHECKING:
+    from twinpool.bench.engine.plan import Settings
+    from twinpool.bench.engine.report import EngineReport, Measurement
+
+EXIT_GOOD, EXIT_WORSE, EXIT_NO_BASELINE, EXIT_INTERRUPTED = 0, 1, 3, 130
+_WIDTH = 130
+"""Columns of the table where there is no terminal to tell."""
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
+    """Describes the command."""
+    parser = subparsers.add_parser(
+        "bench",
+        help="measure the engine beside this machine's limits",
+        description="Measures; `twinpool bench engine --help` says what.",
+    )
+    parts = parser.add_subparsers(title="what to measure", metavar="PART", required=True)
+    engine = parts.add_parser(
+        "engine",
+        help="each operation beside its floor: what the machine's memory and arithmetic allow",
+        description="Measures this machine's limits (reading memory, multiplying matrices, copying) and, in the same "
+        "run, each part of the engine; prints each beside its floor. Nothing else should run meanwhile.",
+        epilog="Exit status: 0; 1 an operation is worse than its baseline; 2 a setting is wrong; 3 there is no "
+        "baseline for such a machine; 130 Ctrl-C (what was found until then is printed and written).",
+    )
+    engine.add_argument(
+        "model",
+        nargs="?",
+        metavar="MODEL",
+        help="Hugging Face id, directory or .gguf file (default: the built-in SmolLM2-135M-Instruct)",
+    )
+    engine.add_argument("--quick", action="store_true", help="fewer sizes and rounds: under a minute")
+    engine.add_argument(
+        "--only", default="", metavar="LIST", help=f"of {', '.join(GROUPS)}; or {CEILINGS} (default: all)"
+    )
+    engine.add_argument("--dtype", default="auto", metavar="NAME", help="as `twinpool serve` takes it")
+    engine.add_argument("--device", default="auto", metavar="NAME", help="as `twinpool serve` takes it")
+    engine.add_argument(
+        "--threads", type=int, default=1, metavar="N", help="CPU threads of the model (default 1)"
+    )
+    engine.add_argument(
+        "--cores", default="", metavar="LIST", help="cores to run on (default: the last, as many as threads)"
+    )
+    engine.add_argument("--json", type=Path, metavar="FILE", help="write everything there, each sample too")
+    engine.add_argument("--plot", type=Path, metavar="FILE", help="draw a roofline plot (.png, .svg, .pdf)")
+    judging = engine.add_mutually_exclusive_group()
+    judging.add_argument("--check", type=Path, metavar="FILE", help="compare with the baseline in FILE")
+    judging.add_argument(
+        "--renew", type=Path, metavar="FILE", help="measure --passes times and write the baseline to FILE"
+    )
+    engine.add_argument("--passes", type=int, default=3, metavar="N", help="of --renew (default 3)")
+    engine.set_defaults(run=run)
+    return parser
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measures, prints, writes, judges.
+
+    Raises:
+        ConfigError, ModelError, TransferError: as `bench.engine.plan.measure`.
+    """
+    settings = _settings(args)
+    from twinpool.bench.engine.plan import measure
+
+    reports = [measure(settings, _published) for _ in range(args.passes if args.renew else 1)]
+    report = reports[-1]
+    _show(report)
+    if args.json is not None:
+        args.json.write_text(report.to_json() + "\n", encoding="utf-8")
+    if args.plot is not None:
+        _plot(args.plot, report)
+    if not all(each.is_complete for each in reports):
+        return EXIT_INTERRUPTED
+    if args.renew is not None:
+        return _renew(args.renew, reports)
+    return EXIT_GOOD if args.check is None else _check(args.check, report)
+
+
+def _settings(args: argparse.Namespace) -> Settings:
+    only = tuple(name for name in args.only.split(",") if name)
+    allowed = f"names among {', '.join((*GROUPS, CEILINGS))}, separated by commas"
+    require("--only", args.only, set(only) <= {*GROUPS, CEILINGS}, allowed)
+    require("--passes", args.passes, args.passes >= 1, "1 or more")
+    for flag, path in (("--json", args.json), ("--plot", args.plot), ("--renew", args.renew)):
+        require(
+            flag, str(path), path is None or path.absolute().parent.is_dir(), "a file in a folder that exists"
+        )
+    EngineConfig("", args.dtype, args.device, threads=args.threads)
+    usable = sorted(os.sched_getaffinity(0))
+    cores = parse_cores(args.cores) or tuple(usable[-args.threads :])
+    others = [core for core in usable if core not in cores]
+    from twinpool.bench.engine.plan import Settings
+    from twinpool.bench.engine.plot import SUFFIXES
+    from twinpool.engine.model_files import resolve
+
+    require(
+        "--plot",
+        str(args.plot),
+        args.plot is None or args.plot.suffix in SUFFIXES,
+        f"a name that ends in {SUFFIXES}",
+    )
+    model = resolve(args.model)
+    return Settings(
+        directory=model.path,
+        model=model.name,
+        dtype=args.dtype,
+        device=args.device,
+        threads=args.threads,
+        cores=cores,
+        other_core=others[0] if others else None,
+        is_quick=args.quick,
+        only=only,
+    )
+
+
+def _published(row: Measurement) -> None:
+    """Each result as it comes, on standard error."""
+    from twinpool.bench.engine.report import cells
+
+    print("  ".join(cell for cell in cells(row) if cell), file=sys.stderr, flush=True)
+
+
+def _show(report: EngineReport) -> None:
+    from rich.console import Console
+
+    console = Console(width=None if sys.stdout.isatty() else _WIDTH, highlight=False)
+    console.print(report.table())
+    for line in report.words():
+        console.print(line, markup=False, soft_wrap=True)
+
+
+def _plot(path: Path, report: EngineReport) -> None:
+    from twinpool.bench.engine.plot import draw
+
+    name, ceilings = list(report.ceilings.items())[-1]
+    title = f"{report.settings['what']} on {report.machine['cpu']}"
+    draw(path, title, name, ceilings, report.measurements)
+    print(f"roofline plot: {path}")
+
+
+def _renew(path: Path, reports: list[EngineReport]) -> int:
+    from twinpool.bench.engine import baseline
+
+    known = baseline.read(path)
+    machine = reports[-1].machine["class"]
+    known[machine] = baseline.made_of(reports)
+    baseline.write(path, known)
+    print(f"{path}: {len(known[machine])} ratios of {len(reports)} runs for {machine!r}")
+    return EXIT_GOOD
+
+
+def _check(path: Path, report: EngineReport) -> int:
+    from twinpool.bench.engine import baseline
+
+    machine = report.machine["class"]
+    known = baseline.read(path).get(machine)
+    if known is None:
+        print(
+            f"NOT CHECKED: {path} has no baseline for {machine!r}; make one with `make bench-baseline`",
+            file=sys.stderr,
+        )
+        return EXIT_NO_BASELINE
+    compared = baseline.compare(report, known)
+    worse = [each for each in compared if each.is_worse]
+    for each in worse:
+        print(f"WORSE  {each}")
+    print(f"{len(worse)} of {len(compared)} operations are worse than their baseline for {machine!r}")
+    return EXIT_WORSE if worse else EXIT_GOOD
