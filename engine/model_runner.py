@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,9 @@ import torch
 
 from twinpool.config import EngineConfig, require
 from twinpool.engine.batch import SequenceSlice, StepBatch, StepOutput
+from twinpool.engine.gpu.graphs import CudaRecorder, DecodeGraphs, Recorder
+from twinpool.engine.gpu.layer_handover import LayerHandover, mark
+from twinpool.engine.gpu.step_inputs import StepInputs
 from twinpool.engine.kv_memory import PoolSize, free_memory, pool_size
 from twinpool.engine.model_config import ModelConfig
 from twinpool.engine.models import LayerDone, Model
@@ -53,6 +57,7 @@ class ModelRunner:
         self.dtype = layout.dtype
         self.device = kv.device
         self.fingerprint = model_fingerprint
+        self.graphs: DecodeGraphs | None = None
 
     @classmethod
     def load(cls, config: EngineConfig, allocate: Allocate, spare_bytes: int = 0) -> ModelRunner:
@@ -89,21 +94,34 @@ class ModelRunner:
 
     @torch.inference_mode()
     def run(self, batch: StepBatch, on_layer_done: LayerDone | None = None) -> StepOutput:
-        """Runs one step. KV goes to the pool in place; `on_layer_done(layer)` is called on this thread as soon as that
-        layer's KV of all the batch's tokens is there."""
+        """Runs one step. KV goes to the pool in place; `on_layer_done(layer)` is called, one layer after the other, as
+        soon as that layer's KV of all the batch's tokens is there: on this thread, or where a GPU goes on computing
+        meanwhile, on another; in any case before this returns."""
         start = time.perf_counter()
+        if self.device.type == "cuda" and on_layer_done is not None:
+            with LayerHandover(on_layer_done, partial(mark, self.device)) as handover:
+                token_ids = self._step(batch, handover.layer_launched)
+        else:
+            token_ids = self._step(batch, on_layer_done)
+        return StepOutput(token_ids, time.perf_counter() - start)
+
+    def _step(self, batch: StepBatch, on_layer_done: LayerDone | None) -> dict[RequestKey, int]:
+        logits: torch.Tensor | None = None
+        if self.graphs is not None and on_layer_done is None:
+            logits = self.graphs.step(batch.slices)
         sampled = [(i, piece) for i, piece in enumerate(batch.slices) if piece.sampling is not None]
         ends = np.cumsum([len(piece.token_ids) for piece in batch.slices])
         rows = ends[[i for i, _ in sampled]] - 1 if sampled else np.empty(0, np.int64)
-        hidden = self._forward(batch.slices, rows, on_layer_done)
-        token_ids: dict[RequestKey, int] = {}
-        if sampled:
-            pieces = [piece for _, piece in sampled]
-            chosen = choose_tokens(self._model.logits(hidden), pieces)
-            token_ids = {piece.key: token for piece, token in zip(pieces, chosen, strict=True)}
-        elif self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-        return StepOutput(token_ids, time.perf_counter() - start)
+        if logits is None:
+            hidden = self._forward(batch.slices, rows, on_layer_done)
+            if not sampled:
+                if self.device.type == "cuda":
+                    torch.cuda.current_stream(self.device).synchronize()
+                return {}
+            logits = self._model.logits(hidden)
+        pieces = [piece for _, piece in sampled]
+        chosen = choose_tokens(logits, pieces)
+        return {piece.key: token for piece, token in zip(pieces, chosen, strict=True)}
 
     @torch.inference_mode()
     def logits(self, batch: StepBatch) -> torch.Tensor:
@@ -111,8 +129,10 @@ class ModelRunner:
         rows = np.arange(batch.num_tokens, dtype=np.int64)
         return self._model.logits(self._forward(batch.slices, rows, None))
 
-    def warm_up(self) -> None:
-        """Compiles, or loads the compiled kernels, by running a small prefill and steps of every kind after it.
+    def warm_up(self, most_decodes: int = 0) -> None:
+        """Compiles, or loads the compiled kernels, by running a small prefill and steps of every kind after it. On a
+        GPU it also captures, as CUDA graphs, decode steps of up to `most_decodes` sequences: of an own family, for
+        those launch nothing but what a graph can hold.
 
         Writes to the first blocks: call it before the pool is used.
         """
@@ -124,15 +144,31 @@ class ModelRunner:
             for token_ids, start in (([0] * length, 0), ([0], length), ([0] * 2, length)):
                 if start + len(token_ids) <= self.max_model_len:
                     self.run(StepBatch((SequenceSlice(key, token_ids, start, blocks, sampling),)))
+        if self.device.type == "cuda" and most_decodes and self.model_config.family is not None:
+            self.capture(CudaRecorder(self.device), most_decodes)
+
+    @torch.inference_mode()
+    def capture(self, recorder: Recorder, most_decodes: int) -> None:
+        """From now on decode steps of up to `most_decodes` sequences are what `recorder` recorded."""
+        self.graphs = DecodeGraphs(
+            self._logits_of, recorder, most_seqs=most_decodes,
+            most_blocks=self.layout.num_blocks(self.max_model_len), block_size=self.layout.block_size,
+            device=self.device,
+        )  # fmt: skip
+
+    def _logits_of(self, inputs: StepInputs) -> torch.Tensor:
+        hidden = self._model.forward(inputs.token_ids, inputs.batch, self.kv, inputs.rows, _ignore)
+        return self._model.logits(hidden)
 
     def _forward(
         self, slices: Sequence[SequenceSlice], rows: np.ndarray[tuple[int], np.dtype[np.int64]],
         on_layer_done: LayerDone | None,
     ) -> torch.Tensor:  # fmt: skip
-        token_ids, batch = pack(slices, self.layout.block_size, self.device)
         layer_done = on_layer_done or _ignore
-        if on_layer_done is not None and self.device.type == "cuda":
-            layer_done = _after_kernels(on_layer_done, self.device)
+        if self.device.type == "cuda":
+            inputs = StepInputs.of(slices, rows, self.layout.block_size, self.device)
+            return self._model.forward(inputs.token_ids, inputs.batch, self.kv, inputs.rows, layer_done)
+        token_ids, batch = pack(slices, self.layout.block_size, self.device)
         return self._model.forward(
             token_ids, batch, self.kv, torch.from_numpy(rows).to(self.device), layer_done
         )
@@ -255,11 +291,3 @@ def _lay_out(
 
 def _ignore(_layer: int) -> None:
     pass
-
-
-def _after_kernels(on_layer_done: LayerDone, device: torch.device) -> LayerDone:
-    def layer_done(layer: int) -> None:
-        torch.cuda.current_stream(device).synchronize()
-        on_layer_done(layer)
-
-    return layer_done

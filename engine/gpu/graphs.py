@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -61,7 +62,8 @@ class CudaRecorder:
     """Captures on a CUDA device. All recordings share one memory pool: only the latest replay's output is valid."""
 
     def __init__(self, device: torch.device) -> None:
-        self._stream = torch.cuda.Stream(device)
+        stream: Any = torch.cuda.Stream  # torch leaves its constructor untyped
+        self._stream = stream(device)
         self._pool = torch.cuda.graph_pool_handle()
 
     def record(self, run: Callable[[], torch.Tensor]) -> Recording:
@@ -102,7 +104,7 @@ class DecodeGraphs:
                 Room(size, size, most_blocks, size), block_size, device, num_decodes=size, most_queries=0
             )
             self._inputs[size] = inputs
-            self._recordings[size] = recorder.record(lambda inputs=inputs: compute(inputs))
+            self._recordings[size] = recorder.record(partial(compute, inputs))
 
     def step(self, slices: Sequence[SequenceSlice]) -> torch.Tensor | None:
         """What `compute` gives for these slices, a row each: valid until the next step. None if that is no captured

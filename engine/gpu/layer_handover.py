@@ -10,7 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
-from typing import Protocol
+from typing import Any, Protocol
+
+import torch
 
 from twinpool.engine.models import LayerDone
 
@@ -21,6 +23,13 @@ class Event(Protocol):
     def synchronize(self) -> None:
         """Waits, without the interpreter lock, until the device is past the mark."""
         ...
+
+
+def mark(device: torch.device) -> Event:
+    """A mark behind all that was launched on the current stream; who waits for it leaves the processor to others."""
+    event: Any = torch.cuda.Event  # torch leaves its constructor untyped
+    behind: Event = torch.cuda.current_stream(device).record_event(event(blocking=True))
+    return behind
 
 
 class LayerHandover:
