@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from twinpool.kernels.jit import compiled, flat, runs_compiled
+from twinpool.kernels.quantized_kv import MOST_FP8, int8_scales, quantize
 
 
 def kv_write_reference(
@@ -15,8 +16,16 @@ def kv_write_reference(
     """kv[slot // block_size, layer, k|v, :, slot % block_size] = key|value, for each token."""
     block_size = kv.shape[4]
     blocks, offsets = slots // block_size, slots % block_size
-    kv[blocks, layer, 0, :, offsets] = key
-    kv[blocks, layer, 1, :, offsets] = value
+    for side, vectors in enumerate((key, value)):
+        if kv.dtype == torch.int8:
+            steps, scales = quantize(vectors)
+            kv[blocks, layer, side, :, offsets] = steps
+            int8_scales(kv)[blocks, layer, side, :, offsets] = scales
+        elif kv.dtype == torch.float8_e4m3fn:
+            cells = vectors.float().clamp(-MOST_FP8, MOST_FP8).to(kv.dtype)
+            kv.view(torch.uint8)[blocks, layer, side, :, offsets] = cells.view(torch.uint8)
+        else:
+            kv[blocks, layer, side, :, offsets] = vectors
 
 
 def kv_write(
@@ -26,8 +35,14 @@ def kv_write(
 
     `kv` is the pool, [block, layer, k|v, kv_head, slot, head_dim], contiguous. `key` and `value`, [tokens, kv_heads,
     head_dim], may be slices of wider rows. `slots` [tokens], int64, counts slots over the pool: block · block_size +
-    offset.
+    offset. An 8-bit pool (`kernels/quantized_kv.py`) gets the nearest that it can hold. On a GPU a negative slot is
+    padding: nothing is written for it.
     """
+    if kv.is_cuda:
+        from twinpool.kernels.gpu import kv_write as gpu
+
+        gpu.kv_write(kv[:, layer], key, value, slots)
+        return
     if not runs_compiled(kv):
         kv_write_reference(kv, layer, key, value, slots)
         return

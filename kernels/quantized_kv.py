@@ -43,7 +43,7 @@ def int8_scales(kv: torch.Tensor) -> torch.Tensor:
 def quantize(vectors: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """int8 [..., head_dim] and scales [...]: vector ≈ int8 · scale, the largest element at ±127."""
     amax = vectors.float().abs().amax(dim=-1).clamp(min=LEAST_AMAX)
-    steps = vectors.float() * (MOST_INT8 / amax).unsqueeze(-1)
+    steps = vectors.float() * (amax.new_tensor(MOST_INT8) / amax).unsqueeze(-1)
     return steps.round().to(torch.int8), amax / MOST_INT8
 
 

@@ -45,30 +45,35 @@ def load_scales(
     planes: tl.tensor, slots: tl.tensor, mask: tl.tensor, BLOCK_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr
 ) -> tl.tensor:
     """The scales of `slots` of an "int8" pool; `planes` point at the first vector of each slot's block and head."""
-    scales = (planes + BLOCK_SIZE * HEAD_DIM).to(tl.pointer_type(tl.float32))
-    return tl.load(scales + slots, mask=mask, other=0.0)
+    return tl.load(_scales(planes, BLOCK_SIZE, HEAD_DIM) + slots, mask=mask, other=0.0)
 
 
 @triton.jit
-def store_kv(
-    plane: tl.tensor, slot: tl.tensor, vector: tl.tensor, mask: tl.tensor,
-    BLOCK_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr, DIM: tl.constexpr, FORMAT: tl.constexpr,
+def store_scales(
+    planes: tl.tensor, slots: tl.tensor, amax: tl.tensor, mask: tl.tensor,
+    BLOCK_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Writes one key or value, float32 [DIM] of which `mask` says what belongs to the head, into `slot`; `plane` points
-    at the first vector of its block and head."""
-    cells = plane + slot * HEAD_DIM + tl.arange(0, DIM)
+    """Stores the scales of vectors whose largest elements are `amax`; an "int8" pool needs them, no other has them."""
+    scales = tl.maximum(amax, _LEAST_AMAX) / _MOST_INT8
+    tl.store(_scales(planes, BLOCK_SIZE, HEAD_DIM) + slots, scales, mask=mask)
+
+
+@triton.jit
+def cells_of(numbers: tl.tensor, amax: tl.tensor, FORMAT: tl.constexpr, PLAIN: tl.constexpr) -> tl.tensor:
+    """What is stored for float32 numbers. `PLAIN` is the type of a "plain" pool; `amax`, which an "int8" one needs, is the
+    largest size in each number's vector."""
     if FORMAT == "int8":
-        amax = tl.maximum(tl.max(tl.where(mask, tl.abs(vector), 0.0), axis=0), _LEAST_AMAX)
-        steps = vector * (_MOST_INT8 / amax)
+        steps = numbers * (_MOST_INT8 / tl.maximum(amax, _LEAST_AMAX))
         # Adding and taking away 1.5 · 2²³ rounds to the nearest integer, ties to even.
-        steps = (steps + 12582912.0) - 12582912.0
-        tl.store(cells, steps.to(tl.int8), mask=mask)
-        scales = (plane + BLOCK_SIZE * HEAD_DIM).to(tl.pointer_type(tl.float32))
-        tl.store(scales + slot, amax / _MOST_INT8)
-    elif FORMAT == "fp8":
-        tl.store(cells, _float32_to_fp8(vector), mask=mask)
-    else:
-        tl.store(cells, vector.to(plane.dtype.element_ty), mask=mask)
+        return ((steps + 12582912.0) - 12582912.0).to(tl.int8)
+    if FORMAT == "fp8":
+        return _float32_to_fp8(numbers)
+    return numbers.to(PLAIN)
+
+
+@triton.jit
+def _scales(planes: tl.tensor, BLOCK_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr) -> tl.tensor:
+    return (planes + BLOCK_SIZE * HEAD_DIM).to(tl.pointer_type(tl.float32))
 
 
 @triton.jit
