@@ -21,6 +21,8 @@ _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
 _ROUNDS = 10
 _WORD = 0xFFFFFFFF
+LEAST_NOISE = 2.0**-25
+"""-log(1 - 2⁻²⁵), of the largest uniform number, which float32 rounds to 1."""
 
 
 def philox_reference(key: tuple[int, int], counter: torch.Tensor) -> torch.Tensor:
@@ -48,7 +50,7 @@ def exponential_reference(seed: int, position: int, vocab_size: int, device: tor
     words = (index, torch.full_like(index, position & _WORD), torch.full_like(index, position >> 32))
     counter = torch.stack((*words, torch.zeros_like(index)), dim=-1)
     bits = philox_reference((seed & _WORD, (seed >> 32) & _WORD), counter).flatten()[:vocab_size]
-    return -torch.log(((bits >> 8).float() + 0.5) * 2.0**-24)
+    return (-torch.log(((bits >> 8).float() + 0.5) * 2.0**-24)).clamp_(min=LEAST_NOISE)
 
 
 def filter_reference(
@@ -59,8 +61,9 @@ def filter_reference(
     if 0 < top_k < scaled.numel():
         scaled = scaled.masked_fill(scaled < scaled.topk(top_k).values[-1], float("-inf"))
     if top_p < 1.0:
-        ordered, order = scaled.softmax(-1).sort(descending=True, stable=True)
-        beyond = ordered.cumsum(-1) - ordered >= top_p  # the mass before a token already reaches top_p
+        ordered, order = scaled.sort(descending=True, stable=True)  # of equal ones the lowest id first
+        masses = ordered.double().softmax(-1)
+        beyond = masses.cumsum(-1) - masses >= top_p  # the mass before a token already reaches top_p
         beyond[0] = False
         scaled = scaled.masked_fill(beyond.new_zeros(scaled.shape).scatter(0, order, beyond), float("-inf"))
     if min_p > 0.0:
@@ -131,7 +134,8 @@ def _philox(c0: Any, c1: Any, c2: Any, c3: Any, k0: Any, k1: Any) -> Any:
 
 @compiled
 def _exponential(word: Any) -> Any:
-    return -log((np.float32(word >> np.uint32(8)) + np.float32(0.5)) * np.float32(2.0**-24))
+    uniform = (np.float32(word >> np.uint32(8)) + np.float32(0.5)) * np.float32(2.0**-24)
+    return max(-log(uniform), np.float32(LEAST_NOISE))
 
 
 @compiled

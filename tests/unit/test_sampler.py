@@ -68,6 +68,10 @@ def test_top_p_keeps_the_smallest_set_that_reaches_the_mass() -> None:
         assert int(filter_reference(logits, 1.0, 0, top_p, 0.0).isfinite().sum()) == size
 
 
+def test_of_equal_tokens_at_the_border_of_the_nucleus_the_lowest_ids_stay() -> None:
+    assert filter_reference(torch.zeros(8), 1.0, 0, 0.5, 0.0).isfinite().tolist() == [True] * 4 + [False] * 4
+
+
 def test_min_p_is_relative_to_the_likeliest_token() -> None:
     logits = torch.tensor([0.6, 0.3, 0.07, 0.03]).log()
     assert filter_reference(logits, 1.0, 0, 1.0, 0.2).isfinite().tolist() == [True, True, False, False]
@@ -107,6 +111,17 @@ def test_noise_of_neighbouring_positions_and_seeds_is_unrelated() -> None:
         other = exponential_reference(seed, position, 4096, torch.device("cpu"))
         correlation = float(torch.corrcoef(torch.stack((base, other)))[0, 1])
         assert abs(correlation) < 4 / math.sqrt(4096)
+
+
+def test_the_largest_uniform_number_gives_noise_above_zero() -> None:
+    """Seed 7, position 35: the generator's 24 bits for token 12376 are all ones, and float32 rounds the number to 1."""
+    noise = exponential_reference(7, 35, 12377, torch.device("cpu"))
+    assert float(noise[12376]) == 2.0**-25
+    logits = torch.zeros(12377)
+    logits[5] = 80.0
+    for choose in (sample, sample_reference):
+        assert choose(torch.zeros(12377), 1.0, 0, 1.0, 0.0, 7, 35) == 12376
+        assert choose(logits, 1.0, 1, 1.0, 0.0, 7, 35) == 5  # token 12376's share is 0, and 0 / 0 would win
 
 
 def slice_of(name: str, position: int, **params: float) -> SequenceSlice:
