@@ -60,8 +60,8 @@ def store_scales(
 
 @triton.jit
 def cells_of(numbers: tl.tensor, amax: tl.tensor, FORMAT: tl.constexpr, PLAIN: tl.constexpr) -> tl.tensor:
-    """What is stored for float32 numbers. `PLAIN` is the type of a "plain" pool; `amax`, which an "int8" one needs, is the
-    largest size in each number's vector."""
+    """What is stored for float32 numbers. `PLAIN` is the type of a "plain" pool; `amax`, which an "int8" one needs, is
+    the largest size in each number's vector."""
     if FORMAT == "int8":
         steps = numbers * (_MOST_INT8 / tl.maximum(amax, _LEAST_AMAX))
         # Adding and taking away 1.5 · 2²³ rounds to the nearest integer, ties to even.
