@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+
 from twinpool.config import SchedulerConfig
 from twinpool.decode_pool.scheduler import DecodeScheduler, why_never_fits
 from twinpool.decode_pool.steps import StepsUnderWay
 from twinpool.engine.batch import SequenceSlice, StepBatch
-from twinpool.engine.block_pool import BlockPool
+from twinpool.engine.block_pool import BlockPool, BlockTable, PrefixChain
 from twinpool.errors import InvariantViolation
 from twinpool.layout import KVLayout
 from twinpool.messages import (
@@ -40,8 +43,22 @@ TOKEN_BUDGET = 256
 streams, so this is the smallest budget whose prompt rate is within 15 % of the best one."""
 
 
+@dataclass(frozen=True, slots=True)
+class Host:
+    """The role that a colocated core is a guest of, in a hybrid: whose pool and counters it uses.
+
+    `num_free_slots` jobs may start beside what the host has. With `join` that role generates: it takes each
+    computed prompt (job, its table, which is the host's then, its chain, the first token). Without, the guest does.
+    """
+
+    pool: BlockPool
+    counters: Counters
+    num_free_slots: Callable[[], int]
+    join: Callable[[Job, BlockTable, PrefixChain, int], None] | None = None
+
+
 class ColocatedCore:
-    """The `RoleCore` of a colocated worker.
+    """The `RoleCore` of a colocated worker, and the part of a hybrid that runs whole jobs.
 
     A step is one token for every running sequence, and prompt chunks in what that leaves of `token_budget`. A
     prompt starts with its growth headroom and a slot of the batch; when its last chunk is done, its table is
@@ -50,17 +67,48 @@ class ColocatedCore:
     "preempted").
     """
 
-    def __init__(self, num_blocks: int, layout: KVLayout, config: SchedulerConfig) -> None:
+    def __init__(
+        self, num_blocks: int, layout: KVLayout, config: SchedulerConfig, host: Host | None = None
+    ) -> None:
+        self._host = host
         self._token_budget = TOKEN_BUDGET if config.token_budget is None else config.token_budget
         self._max_num_seqs = config.max_num_seqs
-        self.pool = BlockPool(num_blocks, layout.block_size, config.prefix_cache)
-        self.counters = Counters()
+        self.pool = host.pool if host else BlockPool(num_blocks, layout.block_size, config.prefix_cache)
+        self.counters = host.counters if host else Counters()
         self._prefill = PrefillScheduler(self.pool, config, config.headroom_tokens)
         self._decode = DecodeScheduler(self.pool)
         self._num_free_slots = 0
         self._steps = StepsUnderWay()
         self._cancelled: dict[RequestKey, None] = {}
         self._commands: list[Command] = []
+
+    def __contains__(self, key: RequestKey) -> bool:
+        return key in self._prefill or key in self._decode
+
+    @property
+    def num_prompts(self) -> int:
+        """Prompts that are not computed yet."""
+        return len(self._prefill)
+
+    @property
+    def num_sequences(self) -> int:
+        """Sequences that generate here."""
+        return len(self._decode)
+
+    def generates(self, key: RequestKey) -> bool:
+        """Whether that is a sequence here, its prompt being computed."""
+        return key in self._decode
+
+    @property
+    def num_slots(self) -> int:
+        """Places in the batch that started prompts and sequences here have."""
+        return self._prefill.num_started + len(self._decode)
+
+    @property
+    def tables(self) -> list[BlockTable]:
+        """The tables of started prompts and of sequences."""
+        tables = [sequence.table for sequence in self._decode]
+        return tables + [prompt.table for prompt in self._prefill if prompt.table]
 
     # ── the role's interface ──────────────────────────────────────────────────────────────────────────────
 
@@ -86,15 +134,19 @@ class ColocatedCore:
         commands, self._commands = self._commands, []
         return commands
 
-    def next_step(self, now: float) -> StepPlan | None:
-        """One token for every running sequence, then prompt chunks."""
+    def next_step(self, now: float, most_tokens: int | None = None) -> StepPlan | None:
+        """One token for every running sequence, then prompt chunks: of at most `most_tokens` in all (None: only the
+        token budget counts)."""
         self._steps.require_none()
-        slices, preempted, _ = self._decode.plan(self._prefill.unstart_youngest)
+        slices, preempted, _ = self._decode.plan(self.make_room_for_sequences)
         self.counters.add(WorkerMetric.PREEMPTIONS, len(preempted))
         for key in preempted:
             self._tell(Dropped(key, DropReason.PREEMPTED, "an older sequence needed the room"))
-        self._num_free_slots = self._max_num_seqs - len(self._decode) - self._prefill.num_started
-        slices += self._prefill.plan(now, max(0, self._token_budget - len(slices)), self)
+        self._num_free_slots = self._max_num_seqs - self.num_slots
+        if self._host is not None:
+            self._num_free_slots = min(self._num_free_slots, self._host.num_free_slots())
+        budget = self._token_budget if most_tokens is None else min(most_tokens, self._token_budget)
+        slices += self._prefill.plan(now, max(0, budget - len(slices)), self)
         if not slices:
             return None
         return self._steps.begin(StepPlan(StepBatch(tuple(slices))))
@@ -124,9 +176,7 @@ class ColocatedCore:
     def check(self) -> None:
         """Raises InvariantViolation if a block has no owner."""
         self.pool.check()
-        tables = [sequence.table for sequence in self._decode]
-        tables += [prompt.table for prompt in self._prefill if prompt.table]
-        held = {block for table in tables for block in table.block_ids}
+        held = {block for table in self.tables for block in table.block_ids}
         if len(held) != self.pool.num_owned:
             raise InvariantViolation(f"{self.pool.num_owned} blocks are owned, jobs have {len(held)}")
 
@@ -143,10 +193,25 @@ class ColocatedCore:
         """No: a prompt that does not fit waits for sequences to end."""
         return False
 
+    # ── as a guest ────────────────────────────────────────────────────────────────────────────────────────
+
+    def make_room_for_sequences(self) -> bool:
+        """The started prompt that came last gives up its blocks, and waits again; False if there is none."""
+        return self._prefill.unstart_youngest()
+
+    def send_back_stuck(self, now: float, patience_s: float) -> None:
+        """Sends back the prompts that have not got on for so long: there is no room, or no time, for them here."""
+        stuck = [p.job.key for p in self._prefill if now - p.moved_at >= patience_s]
+        for key in [key for key in stuck if key not in self._steps]:
+            self.counters.add(WorkerMetric.NO_ROOM)
+            self._release(key)
+            detail = f"no room for it beside others for {patience_s:g} s"
+            self._tell(Dropped(key, DropReason.NO_ROOM, detail))
+
     # ── events ────────────────────────────────────────────────────────────────────────────────────────────
 
     def _accept(self, job: Job, now: float) -> None:
-        if job.key in self._prefill or job.key in self._decode:
+        if job.key in self:
             self.counters.add(WorkerMetric.JUNK_MESSAGES)
         elif reason := why_never_fits(job, self.pool):
             self.counters.add(WorkerMetric.REFUSED)
@@ -171,17 +236,20 @@ class ColocatedCore:
 
     def _step_done(self, done: StepDone, now: float) -> None:
         self._steps.end(done)
-        self.counters.add(WorkerMetric.STEPS)
-        self.counters.add(WorkerMetric.STEP_SECONDS, done.output.seconds)
+        if self._host is None:
+            self.counters.add(WorkerMetric.STEPS)
+            self.counters.add(WorkerMetric.STEP_SECONDS, done.output.seconds)
         tokens: list[Token] = []
         for chunk in done.plan.batch.slices:
             in_prefill = chunk.key in self._prefill
             if in_prefill:
                 self.counters.add(WorkerMetric.PROMPT_TOKENS_COMPUTED, len(chunk.token_ids))
+                self._count_hybrid(WorkerMetric.HYBRID_PROMPT_TOKENS, len(chunk.token_ids))
             if chunk.key in self._cancelled:
                 continue
             if not in_prefill:
                 tokens.append(self._decode.complete(chunk, done.output.token_ids[chunk.key]))
+                self._count_hybrid(WorkerMetric.HYBRID_OUTPUT_TOKENS, 1)
             else:
                 tokens += self._computed(chunk, done, now)
         self.pool.check_count()
@@ -196,6 +264,7 @@ class ColocatedCore:
     def _computed(self, chunk: SequenceSlice, done: StepDone, now: float) -> list[Token]:
         """Takes note of a chunk; returns the first token if it was the last one."""
         prompt = self._prefill.complete(chunk)
+        prompt.moved_at = now
         if not prompt.is_done or prompt.table is None:
             return []
         job = prompt.job
@@ -205,8 +274,13 @@ class ColocatedCore:
         if token.finish:
             self.pool.release(prompt.table)
         else:
-            self._decode.join(job, self.pool.hand_over(prompt.table), prompt.chain, token.token_id)
+            join = self._host.join if self._host and self._host.join else self._decode.join
+            join(job, self.pool.hand_over(prompt.table), prompt.chain, token.token_id)
         return [token]
+
+    def _count_hybrid(self, metric: WorkerMetric, amount: int) -> None:
+        if self._host is not None:
+            self.counters.add(metric, amount)
 
     def _tell(self, message: Message) -> None:
         self._commands.append(SendCoordinator(message))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Protocol
 
 from twinpool.config import SchedulerConfig
@@ -53,7 +54,7 @@ class Guests(Protocol):
         """Places in the batch that are theirs already."""
         ...
 
-    def make_room(self) -> bool:
+    def make_room_for_sequences(self) -> bool:
         """Releases blocks for a running sequence; False if there is nothing to release."""
         ...
 
@@ -63,8 +64,8 @@ class DecodeCore:
 
     It never computes prompt tokens: a sequence joins with the KV of its whole prompt and the first token, and
     each slice is one token. Should it ever compute prompt tokens, they are counted, and with `strict` the core
-    raises InvariantViolation. A grant counts as a sequence, so that at most `max_num_seqs` ever want to run, `guests`
-    among them, which join with `join` and give way before a sequence is preempted.
+    raises InvariantViolation. A grant counts as a sequence, so that at most `max_num_seqs` ever want to run, guests
+    among them, which give way before a sequence is preempted.
     """
 
     def __init__(
@@ -75,10 +76,9 @@ class DecodeCore:
         config: SchedulerConfig,
         incarnation: str,
         strict: bool = False,
-        guests: Guests | None = None,
     ) -> None:
         self._strict = strict
-        self._guests = guests
+        self._guests: Guests | None = None
         self._max_num_seqs = config.max_num_seqs
         self.pool = BlockPool(num_blocks, layout.block_size, config.prefix_cache)
         self.counters = Counters()
@@ -100,14 +100,24 @@ class DecodeCore:
         return len(self._scheduler)
 
     @property
+    def awaits_room(self) -> bool:
+        """Whether a reservation waits: whoever starts now would take what it needs."""
+        return any(True for _ in self._intake.waiting)
+
+    @property
     def num_free_slots(self) -> int:
         """Places in the batch that nobody has or is promised."""
         num_guests = self._guests.num_slots if self._guests else 0
         return self._max_num_seqs - len(self._scheduler) - self._intake.num_granted - num_guests
 
+    def host(self, guests: Guests) -> None:
+        """`guests` use the pool, too, and `join` when their prompts are computed."""
+        self._guests = guests
+
     def join(self, job: Job, table: BlockTable, chain: PrefixChain, first_token: int) -> None:
         """A guest's prompt is computed: it generates from the next step on, and `table` is this core's."""
         self._scheduler.join(job, table, chain, first_token)
+        self._steps.changed()
 
     # ── the role's interface ──────────────────────────────────────────────────────────────────────────────
 
@@ -150,7 +160,9 @@ class DecodeCore:
     def next_step(self, now: float) -> StepPlan | None:
         """One token for every running sequence that has, or can be given, a slot for it."""
         self._steps.require_none()
-        slices, preempted, is_starved = self._scheduler.plan(self._guests and self._guests.make_room)
+        slices, preempted, is_starved = self._scheduler.plan(
+            self._guests.make_room_for_sequences if self._guests else None
+        )
         self.counters.add(WorkerMetric.PREEMPTIONS, len(preempted))
         for key in preempted:
             self._tell(Dropped(key, DropReason.PREEMPTED, "an older sequence needed the room"))
@@ -179,11 +191,12 @@ class DecodeCore:
             counters=self.counters.snapshot(),
         )
 
-    def check(self) -> None:
-        """Raises InvariantViolation if a block has no owner, or pool and ledger disagree about one."""
+    def check(self, others: Iterable[BlockTable] = ()) -> None:
+        """Raises InvariantViolation if a block has no owner, or pool and ledger disagree about one. `others` are the
+        guests' tables."""
         self.pool.check()
         self._ledger.check()
-        tables = [sequence.table for sequence in self._scheduler]
+        tables = [*others, *(sequence.table for sequence in self._scheduler)]
         tables += [arrival.table for arrival in self._intake.granted if arrival.table]
         held = {block for table in tables for block in table.block_ids}
         if len(held) != self.pool.num_owned:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from twinpool.config import SchedulerConfig
 from twinpool.engine.batch import StepBatch
-from twinpool.engine.block_pool import BlockPool
+from twinpool.engine.block_pool import BlockPool, BlockTable
 from twinpool.errors import InvariantViolation
 from twinpool.layout import KVLayout
 from twinpool.messages import (
@@ -76,7 +78,7 @@ class PrefillCore:
     def __init__(self, num_blocks: int, layout: KVLayout, fingerprint: str, config: SchedulerConfig) -> None:
         self._layout = layout
         self._fingerprint = fingerprint
-        self._token_budget = TOKEN_BUDGET if config.token_budget is None else config.token_budget
+        self.token_budget = TOKEN_BUDGET if config.token_budget is None else config.token_budget
         self._max_parked = num_blocks // 2 if config.max_parked_blocks is None else config.max_parked_blocks
         self._renew_every_s = config.transfer_timeout_s / RENEWALS_PER_LEASE
         self._renewed_at = 0.0
@@ -90,6 +92,19 @@ class PrefillCore:
         self._links: set[Peer] = set()
         self._revoked = RevokedFences()
         self._commands: list[Command] = []
+
+    def __contains__(self, key: RequestKey) -> bool:
+        return key in self._jobs
+
+    @property
+    def awaits_room(self) -> bool:
+        """Whether a granted prompt waits to start: whoever starts now would take what it needs."""
+        return any(job.grant and not job.prompt.table for job in self._jobs.values())
+
+    @property
+    def num_prompts(self) -> int:
+        """Prompts that are not computed yet."""
+        return len(self._scheduler)
 
     # ── the role's interface ──────────────────────────────────────────────────────────────────────────────
 
@@ -125,14 +140,16 @@ class PrefillCore:
         commands, self._commands = self._commands, []
         return commands
 
-    def next_step(self, now: float) -> StepPlan | None:
-        """The next chunks, and the blocks that they complete for those that are granted."""
+    def next_step(self, now: float, most_tokens: int | None = None) -> StepPlan | None:
+        """The next chunks, and the blocks that they complete for those that are granted. Of at most `most_tokens`
+        (None: only the token budget counts)."""
         if self._running:
             raise InvariantViolation("a step was asked for while one runs")
         self._num_ungranted_blocks = sum(
             len(job.prompt.table) for job in self._jobs.values() if job.prompt.table and not job.grant
         )
-        slices = self._scheduler.plan(now, self._token_budget, self)
+        budget = self.token_budget if most_tokens is None else min(most_tokens, self.token_budget)
+        slices = self._scheduler.plan(now, budget, self)
         if not slices:
             return None
         self._running = frozenset(chunk.key for chunk in slices)
@@ -159,10 +176,11 @@ class PrefillCore:
             counters=self.counters.snapshot(),
         )
 
-    def check(self) -> None:
-        """Raises InvariantViolation if a block has no owner, or a queued prompt or a fence no job."""
+    def check(self, others: Iterable[BlockTable] = ()) -> None:
+        """Raises InvariantViolation if a block has no owner, or a queued prompt or a fence no job. `others` are tables
+        that a hybrid has over the same pool."""
         self.pool.check()
-        tables = [job.prompt.table for job in self._jobs.values() if job.prompt.table]
+        tables = [*others, *(job.prompt.table for job in self._jobs.values() if job.prompt.table)]
         held = {block for table in tables for block in table.block_ids}
         if len(held) != self.pool.num_owned:
             raise InvariantViolation(f"{self.pool.num_owned} blocks are owned, jobs have {len(held)}")

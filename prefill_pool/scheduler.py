@@ -19,7 +19,8 @@ class Prompt:
     """A job's tokens on their way into KV. Times are seconds on this worker's clock.
 
     `num_done` tokens have their KV in `table`; the first `num_cached` of them came from the prefix cache.
-    `table` is None until the prompt is started, and then holds the blocks of the whole prompt.
+    `table` is None until the prompt is started, and then holds the blocks of the whole prompt. It came, or got on with
+    computing, at `moved_at`.
     """
 
     job: Job
@@ -30,6 +31,7 @@ class Prompt:
     num_steps: int = 0
     started_at: float = 0.0
     table: BlockTable | None = None
+    moved_at: float = 0.0
 
     @property
     def num_tokens(self) -> int:
@@ -119,7 +121,7 @@ class PrefillScheduler:
             raise InvariantViolation(f"{job.key} is queued twice")
         chain = PrefixChain(self._pool.block_size, job.cache_salt)
         chain.extend(job.token_ids)
-        prompt = Prompt(job, chain, now)
+        prompt = Prompt(job, chain, now, moved_at=now)
         prompt.num_cached = self._pool.count_cached(self._usable(prompt)) * self._pool.block_size
         self._prompts[job.key] = prompt
         return prompt

@@ -130,13 +130,22 @@ class ReceiveCancelled:
 
 
 @dataclass(frozen=True, slots=True)
+class StepTimed:
+    """For hybrids, before anything else: a step of so many sequences and so many prompt tokens was timed."""
+
+    num_sequences: int
+    num_prompt_tokens: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """Time has passed. Comes at least every 100 ms, whether or not anything else happens."""
 
 
 Event = (
     FromCoordinator | FromPeer | PeerLinked | LinkLost | PeerGone | StepDone
-    | PushFinished | PushFailed | PushStopped | Verified | ReceiveCancelled | Tick
+    | PushFinished | PushFailed | PushStopped | Verified | ReceiveCancelled | StepTimed | Tick
 )  # fmt: skip
 
 # ── commands ──────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -169,7 +169,9 @@ class SchedulerConfig:
                 f"0 to {MOST_TOKENS}")  # fmt: skip
         require("--max-parked-blocks", self.max_parked_blocks, _is_count(self.max_parked_blocks, MOST_TOKENS),
                 f"1 to {MOST_TOKENS}")  # fmt: skip
-        require("--itl-budget", self.itl_budget_ms, 1 <= self.itl_budget_ms <= 60_000, "1 to 60000 milliseconds")
+        require(
+            "--itl-budget", self.itl_budget_ms, 1 <= self.itl_budget_ms <= 60_000, "1 to 60000 milliseconds"
+        )
         _require_time("--grant-timeout", self.grant_timeout_s)
         _require_time("--transfer-timeout", self.transfer_timeout_s)
 

@@ -45,7 +45,7 @@ METRIC_HELP: dict[WorkerMetric, str] = {
     WorkerMetric.DECODE_POOL_PROMPT_TOKENS: "Prompt tokens of handed-off jobs that decode ran again: 0.",
     WorkerMetric.HYBRID_PROMPT_TOKENS: "Prompt tokens of whole jobs that a hybrid prefill or decode worker computed.",
     WorkerMetric.OUTPUT_TOKENS: "Tokens sampled.",
-    WorkerMetric.HYBRID_OUTPUT_TOKENS: "Tokens of whole jobs that a hybrid prefill or decode worker sampled.",
+    WorkerMetric.HYBRID_OUTPUT_TOKENS: "Tokens behind the first that a hybrid prefill worker sampled.",
     WorkerMetric.BLOCKS_SENT: "KV blocks pushed to a decode worker.",
     WorkerMetric.BLOCKS_RECEIVED: "KV blocks received and verified.",
     WorkerMetric.BLOCKS_SKIPPED: "KV blocks not sent because decode already had them.",
