@@ -37,9 +37,11 @@ from twinpool.kv_transfer.tcp_wire import family
 from twinpool.layout import KVLayout
 from twinpool.messages import Register
 from twinpool.private_log import log_to_stderr
+from twinpool.worker.core import StepTimed
 from twinpool.worker.links import LinkSettings, LocalPool
 from twinpool.worker.process import EXIT_CONFIG, EXIT_FAILED, EXIT_START_ANEW, start_anew, watch_lifeline
 from twinpool.worker.shell import CountingCore, WorkerParts, WorkerShell
+from twinpool.worker.timed_steps import timed_steps
 
 log = logging.getLogger(__name__)
 
@@ -130,6 +132,9 @@ async def _run(config: WorkerConfig, make_core: CoreFactory) -> int:
         if not asked_to_stop:
             pool = shared[0] if shared else None
             parts = worker_parts(config, make_core, runner, end, pool, life.name if life else "")
+            if config.scheduler.hybrid:
+                for timed in await asyncio.to_thread(_timed_steps, runner, config):
+                    parts.core.handle(timed, loop.time())
             shell = WorkerShell(parts)
             log.info("stopped: %s", await shell.run())
         return 0
@@ -147,6 +152,11 @@ async def _run(config: WorkerConfig, make_core: CoreFactory) -> int:
             pool.close()
         if life is not None:
             life.close()
+
+
+def _timed_steps(runner: ModelRunner, config: WorkerConfig) -> list[StepTimed]:
+    size, most = runner.num_blocks, config.scheduler.max_num_seqs
+    return list(timed_steps(runner, size, runner.layout.block_size, runner.max_model_len, most))
 
 
 def _wants_shared_memory(config: WorkerConfig) -> bool:
@@ -206,6 +216,7 @@ def worker_parts(
             num_blocks=runner.num_blocks,
             max_model_len=runner.max_model_len,
             max_num_seqs=config.scheduler.max_num_seqs,
+            itl_budget_s=config.scheduler.itl_budget_ms / 1e3 if config.scheduler.hybrid else None,
         ),
         link=config.link,
         settings=LinkSettings(

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from support import junk
 
 from twinpool.colocated_pool.core import ColocatedCore
+from twinpool.colocated_pool.hybrid import HybridCore, HybridDecodeCore, HybridPrefillCore
 from twinpool.config import Role, SchedulerConfig
 from twinpool.decode_pool.core import DecodeCore
 from twinpool.engine.batch import StepOutput
@@ -64,11 +65,12 @@ NUM_BLOCKS = 8
 CONFIG = SchedulerConfig(token_budget=4, max_num_seqs=2, headroom_tokens=2)
 PEERS = {Role.PREFILL: ("decode-0", "life-1"), Role.DECODE: ("prefill-0", "life-1")}
 
-TOLD = {
+TOLD: dict[Role, tuple[type[Message], ...]] = {
     Role.PREFILL: (Prefill, Prefill, PushTo, PushTo, Cancel),
     Role.DECODE: (Reserve, Reserve, Reserve, Cancel),
     Role.COLOCATED: (Generate, Generate, Cancel),
 }
+KINDS = [(role, False) for role in Role] + [(Role.PREFILL, True), (Role.DECODE, True)]
 HEARD = {Role.PREFILL: (SealAck, Revoke), Role.DECODE: (Seal, Seal, Renew, RevokeAck)}
 
 
@@ -78,11 +80,15 @@ Pick = Callable[[list[Any]], Any]
 class Bench:
     """A worker's core, what its shell still has to answer, and what the test knows of its fences."""
 
-    def __init__(self, role: Role) -> None:
+    def __init__(self, role: Role, is_hybrid: bool) -> None:
         self.role = role
         self.peer = PEERS.get(role)
-        self.core: PrefillCore | DecodeCore | ColocatedCore
+        self.core: PrefillCore | DecodeCore | ColocatedCore | HybridCore
         match role:
+            case Role.PREFILL if is_hybrid:
+                self.core = HybridPrefillCore(NUM_BLOCKS, LAYOUT, "model", CONFIG)
+            case Role.DECODE if is_hybrid:
+                self.core = HybridDecodeCore(NUM_BLOCKS, LAYOUT, "model", CONFIG, "life-1")
             case Role.PREFILL:
                 self.core = PrefillCore(NUM_BLOCKS, LAYOUT, "model", CONFIG)
             case Role.DECODE:
@@ -209,7 +215,7 @@ class Bench:
         assert stats.waiting == stats.running == stats.leased_blocks == stats.quarantined_blocks == 0, stats
 
 
-@pytest.mark.parametrize("role", Role)
+@pytest.mark.parametrize(("role", "is_hybrid"), KINDS)
 @settings(
     max_examples=80,
     deadline=None,
@@ -218,13 +224,13 @@ class Bench:
     suppress_health_check=list(HealthCheck),
 )
 @given(data=st.data())
-def test_no_nonsense_breaks_a_worker(role: Role, data: st.DataObject) -> None:
-    bench = Bench(role)
+def test_no_nonsense_breaks_a_worker(role: Role, is_hybrid: bool, data: st.DataObject) -> None:
+    bench = Bench(role, is_hybrid)
 
     def pick(choices: list[Any]) -> Any:
         return choices[data.draw(st.integers(0, len(choices) - 1))]
 
-    told = junk.messages(*TOLD[role])
+    told = junk.messages(*TOLD[role], *([Generate, Generate] if is_hybrid else []))
     for _ in range(data.draw(st.integers(1, 30))):
         match data.draw(st.integers(0, 9)):
             case 0 | 1 | 2:

@@ -67,6 +67,8 @@ _SCHEDULING = (
          "room to grow that a sequence must have before decode admits it", int),
     Flag("--max-parked-blocks", SchedulerConfig, "max_parked_blocks", "BLOCKS",
          "finished prompts may wait on a prefill worker for room on decode in this many blocks (default: half)", int),
+    Flag("--itl-budget", SchedulerConfig, "itl_budget_ms", "MS",
+         "with --hybrid: no prompt makes a stream's gap between two tokens longer than this", float),
     Flag("--grant-timeout", SchedulerConfig, "grant_timeout_s", "SECONDS",
          "longest wait of a computed prompt for room on one decode worker; then it is started again elsewhere", float),
     Flag("--transfer-timeout", SchedulerConfig, "transfer_timeout_s", "SECONDS",
@@ -103,13 +105,19 @@ def add_worker_flags(parser: argparse.ArgumentParser) -> list[argparse.Action]:
     added: list[argparse.Action] = []
     for title, flags in (("engine", _ENGINE), ("scheduling", _SCHEDULING), ("KV transfer", _TRANSFER)):
         added += add_flags(parser.add_argument_group(title), flags)
+    hybrid = parser.add_argument(
+        "--hybrid",
+        action="store_true",
+        help="decode workers also compute prompts, and prefill workers also generate, where that is predicted to be "
+        "sooner and keeps --itl-budget",
+    )
     no_cache = parser.add_argument("--no-prefix-cache", action="store_true", help="compute every prompt anew")
     strict = parser.add_argument(
         "--strict",
         action="store_true",
         help="what is not as configured (a slower transport, decode computing prompt tokens) is an error",
     )
-    return [*added, no_cache, strict]
+    return [*added, hybrid, no_cache, strict]
 
 
 def config_from(args: argparse.Namespace, config: type[Any], **others: Any) -> Any:
@@ -149,7 +157,13 @@ def engine_config(
 
 def scheduler_config(args: argparse.Namespace) -> SchedulerConfig:
     """The scheduling flags as a checked value. Raises ConfigError."""
-    config: SchedulerConfig = config_from(args, SchedulerConfig, prefix_cache=not args.no_prefix_cache)
+    if args.hybrid and args.strict:
+        raise ConfigError(
+            "--hybrid lets decode workers compute prompt tokens, which --strict forbids; leave one of the two out"
+        )
+    config: SchedulerConfig = config_from(
+        args, SchedulerConfig, prefix_cache=not args.no_prefix_cache, hybrid=args.hybrid
+    )
     return config
 
 

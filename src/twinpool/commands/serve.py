@@ -18,6 +18,7 @@ from twinpool.commands.gateway_flags import add_gateway_flags, gateway_config
 from twinpool.commands.join_token import add_join_token_flag, token_to_serve_with
 from twinpool.config import CoordinatorConfig, PoolPlan
 from twinpool.coordinator.launch import WorkerSpec, share_cores, usable_cores
+from twinpool.errors import ConfigError
 
 _ENDPOINT = (
     Flag("--served-model-name", CoordinatorConfig, "served_model_name", "NAME",
@@ -85,7 +86,10 @@ def run(args: argparse.Namespace) -> int:
         decode=one if args.decode is None else args.decode,
         colocated=args.colocated,
     )
-    scheduler_config(args)
+    if scheduler_config(args).hybrid and plan.colocated:
+        raise ConfigError(
+            "--hybrid is for two pools: --colocated workers do both already; leave one of the two out"
+        )
     engine_config(args, "", 1 if args.threads is None else args.threads, (), workers_on_host=1)
     config: CoordinatorConfig = config_from(
         args, CoordinatorConfig, control=args.control, join_token=token_to_serve_with(args)

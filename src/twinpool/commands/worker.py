@@ -18,6 +18,7 @@ from twinpool.commands.flags import (
 )
 from twinpool.commands.join_token import add_join_token_flag, token_to_join_with
 from twinpool.config import LinkConfig, Role, WorkerConfig
+from twinpool.errors import ConfigError
 
 if TYPE_CHECKING:
     from twinpool.worker.main import CoreFactory
@@ -127,6 +128,18 @@ def default_id(role: Role, host: str, pid: int) -> str:
 def _core_factory(config: WorkerConfig) -> CoreFactory:
     scheduler = config.scheduler
     match config.role:
+        case Role.PREFILL if scheduler.hybrid:
+            from twinpool.colocated_pool.hybrid import HybridPrefillCore
+
+            return lambda blocks, layout, fingerprint, _: HybridPrefillCore(
+                blocks, layout, fingerprint, scheduler
+            )
+        case Role.DECODE if scheduler.hybrid:
+            from twinpool.colocated_pool.hybrid import HybridDecodeCore
+
+            return lambda blocks, layout, fingerprint, incarnation: HybridDecodeCore(
+                blocks, layout, fingerprint, scheduler, incarnation
+            )
         case Role.PREFILL:
             from twinpool.prefill_pool.core import PrefillCore
 
@@ -138,6 +151,10 @@ def _core_factory(config: WorkerConfig) -> CoreFactory:
                 blocks, layout, fingerprint, scheduler, incarnation, config.strict
             )
         case Role.COLOCATED:
+            if scheduler.hybrid:
+                raise ConfigError(
+                    "--hybrid is for --role prefill and decode: colocated workers do both already"
+                )
             from twinpool.colocated_pool.core import ColocatedCore
 
             return lambda blocks, layout, _, __: ColocatedCore(blocks, layout, scheduler)
