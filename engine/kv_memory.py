@@ -29,29 +29,42 @@ class PoolSize:
 
 
 def pool_size(
-    config: EngineConfig, layout: KVLayout, max_model_len: int, free_bytes: int, weight_bytes: int
+    config: EngineConfig,
+    layout: KVLayout,
+    max_model_len: int,
+    free_bytes: int,
+    weight_bytes: int,
+    *,
+    num_sharing: int | None = None,
+    mirror_bytes: int | None = None,
 ) -> PoolSize:
     """The KV pool of one worker.
 
-    `free_bytes` is what the device had free before the weights were loaded, `weight_bytes` what they take. Each of
-    the `workers_on_host` has an equal share of the free memory: KV takes `kv_memory_fraction` of it, but no more than
-    the weights leave. A fixed `num_blocks` is taken as it is.
+    `free_bytes` is what the device had free before the weights were loaded, `weight_bytes` what they take. Each of the
+    `num_sharing` workers there (None: `workers_on_host`) has an equal share of the free memory: KV takes
+    `kv_memory_fraction` of it, but no more than the weights leave. With a pool on a GPU whose blocks pass through a
+    mirror in host memory, `mirror_bytes` are free there, and the mirror has to fit in this worker's share of them. A
+    fixed `num_blocks` is taken as it is.
 
     Raises:
         ConfigError: not even one sequence of `max_model_len` tokens fits.
     """
     needed = layout.num_blocks(max_model_len)
-    share = free_bytes // config.workers_on_host
+    num_sharing = num_sharing or config.workers_on_host
+    share = free_bytes // num_sharing
     if config.num_blocks is not None:
         blocks, reason = config.num_blocks, f"--num-blocks {config.num_blocks}"
         remedy = f"raise --num-blocks to {needed} or more, or lower --max-model-len"
     else:
         room = min(share * config.kv_memory_fraction, (share - weight_bytes) * MOST_OF_THE_REST)
-        blocks = max(0, int(room) // layout.block_bytes)
         reason = (
             f"--kv-memory-fraction {config.kv_memory_fraction} of {_gib(free_bytes)} free, shared by "
-            f"{config.workers_on_host} worker(s), beside {_gib(weight_bytes)} of weights"
+            f"{num_sharing} worker(s), beside {_gib(weight_bytes)} of weights"
         )
+        if mirror_bytes is not None:
+            room = min(room, mirror_bytes / config.workers_on_host * MOST_OF_THE_REST)
+            reason += f", with a mirror in {_gib(mirror_bytes)} of host memory"
+        blocks = max(0, int(room) // layout.block_bytes)
         remedy = "lower --max-model-len or the number of workers, or raise --kv-memory-fraction"
     if blocks < needed:
         raise ConfigError(

@@ -13,9 +13,10 @@ import torch
 from twinpool.config import EngineConfig, require
 from twinpool.engine.batch import SequenceSlice, StepBatch, StepOutput
 from twinpool.engine.gpu.graphs import CudaRecorder, DecodeGraphs, Recorder
+from twinpool.engine.gpu.host_mirror import HostMirror
 from twinpool.engine.gpu.layer_handover import LayerHandover, mark
 from twinpool.engine.gpu.step_inputs import StepInputs
-from twinpool.engine.kv_memory import PoolSize, free_memory, pool_size
+from twinpool.engine.kv_memory import PoolSize, free_host_memory, free_memory, pool_size
 from twinpool.engine.model_config import ModelConfig
 from twinpool.engine.models import LayerDone, Model
 from twinpool.engine.sampler import choose_tokens
@@ -36,8 +37,8 @@ class ModelRunner:
     """One worker's model and KV pool.
 
     `memory` is the pool as bytes, `kv` the same memory as [block, layer, k|v, kv_head, slot, head_dim]. Behind the
-    `num_blocks` that sequences may have lie `num_spare_blocks` for other uses. On a GPU the pool is on the device and
-    `memory` is empty. Steps run one at a time, on any thread.
+    `num_blocks` that sequences may have lie `num_spare_blocks` for other uses. On a GPU the pool is on the device;
+    `memory` is that of its `mirror`, or empty if there are no spare blocks. Steps run one at a time, on any thread.
     """
 
     def __init__(
@@ -58,10 +59,12 @@ class ModelRunner:
         self.device = kv.device
         self.fingerprint = model_fingerprint
         self.graphs: DecodeGraphs | None = None
+        self.mirror = HostMirror(kv, memory) if kv.device.type == "cuda" and len(memory) else None
 
     @classmethod
     def load(cls, config: EngineConfig, allocate: Allocate, spare_bytes: int = 0) -> ModelRunner:
-        """Reads the model and lays out the pool in what `allocate(num_bytes)` gives: zeroed, writable memory.
+        """Reads the model and lays out the pool in what `allocate(num_bytes)` gives: zeroed, writable memory. A pool on
+        a GPU has its mirror there, if it has spare blocks: those serve links to other workers.
 
         As many spare blocks as `spare_bytes` hold, one at least unless it is 0, come on top of the pool's size.
 
@@ -85,10 +88,15 @@ class ModelRunner:
         layout = model_config.kv_layout(config.block_size, dtype)
         stored_bytes = sum(path.stat().st_size for path in weight_files(directory))
         weight_bytes = stored_bytes * dtype.num_bytes // model_config.dtype.num_bytes
-        size = pool_size(config, layout, max_model_len, free_bytes, weight_bytes)
+        on_gpu = device.type == "cuda"
+        size = pool_size(
+            config, layout, max_model_len, free_bytes, weight_bytes,
+            num_sharing=config.workers_on_device if on_gpu else config.workers_on_host,
+            mirror_bytes=free_host_memory() if on_gpu and spare_bytes else None,
+        )  # fmt: skip
         model = _load_model(model_config, directory, max_model_len, layout, device)
         num_spare = max(1, spare_bytes // layout.block_bytes) if spare_bytes else 0
-        kv, memory = _lay_out(layout, size.num_blocks + num_spare, device, allocate)
+        kv, memory = _lay_out(layout, size.num_blocks + num_spare, device, allocate, mirrored=num_spare > 0)
         name = fingerprint(model_config, directory)
         return cls(model, model_config, layout, size, kv, memory, max_model_len, name)
 
@@ -275,17 +283,20 @@ def _load_model(
 
 
 def _lay_out(
-    layout: KVLayout, num_blocks: int, device: torch.device, allocate: Allocate
+    layout: KVLayout, num_blocks: int, device: torch.device, allocate: Allocate, *, mirrored: bool
 ) -> tuple[torch.Tensor, memoryview]:
+    """The pool, and the host memory that it, or its mirror, lies in."""
     shape = (num_blocks, layout.num_layers, 2, layout.num_kv_heads, layout.block_size, layout.head_dim)
     dtype: torch.dtype = getattr(torch, layout.dtype.value)
-    if device.type == "cuda":
+    if device.type == "cuda" and not mirrored:
         return torch.zeros(shape, dtype=dtype, device=device), memoryview(b"")
     num_bytes = num_blocks * layout.block_bytes
     memory = allocate(num_bytes)
     if memory.nbytes < num_bytes or memory.readonly:
         raise ConfigError(f"the KV pool needs {num_bytes} writable bytes; {memory.nbytes} were given")
     memory = memory.cast("B")[:num_bytes]
+    if device.type == "cuda":
+        return torch.zeros(shape, dtype=dtype, device=device), memory
     return torch.frombuffer(memory, dtype=dtype).view(shape), memory
 
 

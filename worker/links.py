@@ -11,6 +11,7 @@ from twinpool.config import Encryption, TransportName
 from twinpool.errors import ProtocolError
 from twinpool.join_token import VARIABLE, JoinToken
 from twinpool.kv_transfer.connector import KVRegion, LocalEnd
+from twinpool.kv_transfer.mirrored import Mirror
 from twinpool.kv_transfer.shm import SharedPool
 from twinpool.messages import Message
 
@@ -29,12 +30,14 @@ Spawn = Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
 
 @dataclass(frozen=True, slots=True)
 class LocalPool:
-    """This worker's KV pool as links see it. `probe_blocks` lie behind the blocks that the role's core deals out."""
+    """This worker's KV pool as links see it. `probe_blocks` lie behind the blocks that the role's core deals out. If
+    the pool is on a device, `region` is its `mirror`."""
 
     region: KVRegion
     shared: SharedPool | None
     probe_blocks: tuple[int, ...]
     fingerprint: str
+    mirror: Mirror | None = None
 
 
 @dataclass(frozen=True, slots=True)

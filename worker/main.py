@@ -128,7 +128,7 @@ async def _run(config: WorkerConfig, make_core: CoreFactory) -> int:
 
     try:
         runner = await asyncio.to_thread(load_runner, config, allocate)
-        await asyncio.to_thread(runner.warm_up)
+        await asyncio.to_thread(runner.warm_up, most_captured_decodes(config))
         if not asked_to_stop:
             pool = shared[0] if shared else None
             parts = worker_parts(config, make_core, runner, end, pool, life.name if life else "")
@@ -181,6 +181,12 @@ def load_runner(config: WorkerConfig, allocate: Allocate) -> ModelRunner:
     return ModelRunner.load(config.engine, allocate, 0 if config.role is Role.COLOCATED else PROBE_BYTES)
 
 
+def most_captured_decodes(config: WorkerConfig) -> int:
+    """Of up to how many sequences decode steps are captured, where that can be: all that this worker decodes."""
+    decodes = config.role is not Role.PREFILL or config.scheduler.hybrid
+    return config.scheduler.max_num_seqs if decodes and not config.engine.enforce_eager else 0
+
+
 def worker_parts(
     config: WorkerConfig,
     make_core: CoreFactory,
@@ -204,6 +210,7 @@ def worker_parts(
             shared=shared,
             probe_blocks=tuple(range(runner.num_blocks, num_in_all)),
             fingerprint=runner.fingerprint,
+            mirror=runner.mirror,
         ),
         register=Register(
             worker_id=end.worker_id,

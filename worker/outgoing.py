@@ -11,6 +11,7 @@ from twinpool.config import TransportName
 from twinpool.errors import ConfigError, LayoutMismatch, PeerLost, ProtocolError, TransferError
 from twinpool.kv_transfer import probe, transports
 from twinpool.kv_transfer.connector import KVSender
+from twinpool.kv_transfer.mirrored import MirroredSender
 from twinpool.messages import (
     LinkFailed,
     LinkReady,
@@ -177,7 +178,7 @@ class OutgoingLink:
             mine.faults,
             seal=mine.encryption.seals(same_host=welcome.host == mine.host),
         )
-        self._sender = sender
+        self._sender = MirroredSender(sender, self._pool.mirror) if self._pool.mirror else sender
         self._channel.send(ProbeRequest(len(blocks)))
         grant = await self._answer((ProbeGrant,))
         assert isinstance(grant, ProbeGrant)

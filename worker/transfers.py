@@ -151,6 +151,8 @@ class Transfers:
                 async with asyncio.timeout(timeout_s):
                     await receiver.arrived(fence)
             await asyncio.to_thread(verify, manifest, self._pool.region, self._pool.fingerprint, blocks)
+            if self._pool.mirror is not None:
+                await asyncio.to_thread(self._pool.mirror.store, blocks)
         except TimeoutError:
             error = f"the sealed KV has not arrived within {timeout_s:.1f} s"
         except DigestMismatch as exc:

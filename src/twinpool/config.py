@@ -69,6 +69,11 @@ def is_name(text: str) -> bool:
     return _NAME.fullmatch(text) is not None
 
 
+def is_device(text: str) -> bool:
+    """Whether `text` names a device: auto, cpu, cuda or cuda:N."""
+    return _DEVICE.fullmatch(text) is not None
+
+
 def is_loopback(address: str) -> bool:
     """Whether only this host can reach what listens on `address`: a host, or a ZeroMQ address."""
     if address.startswith("ipc://"):
@@ -93,9 +98,11 @@ class EngineConfig:
 
     `model_dir` holds config.json, safetensors and tokenizer (what `engine.model_files.resolve` returns). `dtype` is
     "auto" or a `Dtype` value. `num_blocks` fixes the KV pool's size; None takes `kv_memory_fraction` of the memory
-    that is free on the device when the worker starts, shared by `workers_on_host` workers. `max_model_len` None is
+    that is free on the device when the worker starts, shared by `workers_on_host` workers, on a GPU by the
+    `workers_on_device` of them that use the same one. `max_model_len` None is
     the model's own context. `threads` bounds the CPU threads of the model, `cpu_cores` are the cores to pin them to
     (empty: not pinned). A step that runs for `step_timeout_s` is taken for stuck, and the worker ends itself.
+    On a GPU decode steps are captured as CUDA graphs, unless `enforce_eager`.
     """
 
     model_dir: str
@@ -105,10 +112,12 @@ class EngineConfig:
     num_blocks: int | None = None
     kv_memory_fraction: float = 0.25
     workers_on_host: int = 1
+    workers_on_device: int = 1
     max_model_len: int | None = None
     threads: int = 1
     cpu_cores: tuple[int, ...] = ()
     step_timeout_s: float = 60.0
+    enforce_eager: bool = False
 
     def __post_init__(self) -> None:
         require("--dtype", self.dtype, self.dtype in ("auto", "float32", "bfloat16", "float16"),
@@ -116,15 +125,15 @@ class EngineConfig:
         require(
             "--block-size", self.block_size, self.block_size in (8, 16, 32, 64, 128), "8, 16, 32, 64, 128"
         )
-        require(
-            "--device", self.device, _DEVICE.fullmatch(self.device) is not None, "auto, cpu, cuda, cuda:N"
-        )
+        require("--device", self.device, is_device(self.device), "auto, cpu, cuda, cuda:N")
         require(
             "--num-blocks", self.num_blocks, _is_count(self.num_blocks, MOST_TOKENS, 2), f"2 to {MOST_TOKENS}"
         )
         require("--kv-memory-fraction", self.kv_memory_fraction, 0 < self.kv_memory_fraction <= 0.95,
                 "above 0, at most 0.95")  # fmt: skip
         require("--workers-on-host", self.workers_on_host, _is_count(self.workers_on_host, MOST_WORKERS),
+                f"1 to {MOST_WORKERS}")  # fmt: skip
+        require("--workers-on-device", self.workers_on_device, _is_count(self.workers_on_device, MOST_WORKERS),
                 f"1 to {MOST_WORKERS}")  # fmt: skip
         require("--max-model-len", self.max_model_len, _is_count(self.max_model_len, MOST_TOKENS),
                 "1 up to the model's own context")  # fmt: skip

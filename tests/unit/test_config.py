@@ -32,6 +32,7 @@ HUGE = 10**20
         (EngineConfig, "max_model_len", "--max-model-len", (-1, 0, HUGE)),
         (EngineConfig, "threads", "--threads", (-1, 0, HUGE)),
         (EngineConfig, "workers_on_host", "--workers-on-host", (-1, 0, HUGE)),
+        (EngineConfig, "workers_on_device", "--workers-on-device", (-1, 0, HUGE)),
         (EngineConfig, "cpu_cores", "--cores", ((-1,), (0, -2), (HUGE,))),
         (TransferConfig, "deployment", "--deployment", ("", "../x", "x" * 65)),
         (TransferConfig, "host", "--kv-host", ("",)),

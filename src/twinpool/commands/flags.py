@@ -117,7 +117,12 @@ def add_worker_flags(parser: argparse.ArgumentParser) -> list[argparse.Action]:
         action="store_true",
         help="what is not as configured (a slower transport, decode computing prompt tokens) is an error",
     )
-    return [*added, hybrid, no_cache, strict]
+    eager = parser.add_argument(
+        "--enforce-eager",
+        action="store_true",
+        help="on a GPU: launch decode steps kernel by kernel, not as CUDA graphs",
+    )
+    return [*added, hybrid, no_cache, eager, strict]
 
 
 def config_from(args: argparse.Namespace, config: type[Any], **others: Any) -> Any:
@@ -141,7 +146,12 @@ def forwarded(args: argparse.Namespace, actions: Sequence[argparse.Action]) -> t
 
 
 def engine_config(
-    args: argparse.Namespace, model_dir: str, threads: int, cores: tuple[int, ...], workers_on_host: int
+    args: argparse.Namespace,
+    model_dir: str,
+    threads: int,
+    cores: tuple[int, ...],
+    workers_on_host: int,
+    workers_on_device: int = 1,
 ) -> EngineConfig:
     """The engine flags as a checked value. Raises ConfigError."""
     config: EngineConfig = config_from(
@@ -151,6 +161,8 @@ def engine_config(
         threads=threads,
         cpu_cores=cores,
         workers_on_host=workers_on_host,
+        workers_on_device=workers_on_device,
+        enforce_eager=args.enforce_eager,
     )
     return config
 

@@ -16,7 +16,7 @@ from twinpool.commands.flags import (
 )
 from twinpool.commands.gateway_flags import add_gateway_flags, gateway_config
 from twinpool.commands.join_token import add_join_token_flag, token_to_serve_with
-from twinpool.config import CoordinatorConfig, PoolPlan
+from twinpool.config import CoordinatorConfig, EngineConfig, PoolPlan, is_device, require
 from twinpool.coordinator.launch import WorkerSpec, share_cores, usable_cores
 from twinpool.errors import ConfigError
 
@@ -63,6 +63,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     pools.add_argument(
         "--threads", type=int, metavar="N", help="CPU threads per worker (default: its share of the cores)"
     )
+    pools.add_argument(
+        "--devices",
+        default="",
+        metavar="LIST",
+        help="the workers' devices in turn, prefill workers first, like cuda:0,cuda:1 (default: --device for all)",
+    )
     pools.add_argument("--no-pin", action="store_true", help="do not keep each worker on cores of its own")
     add_flags(parser.add_argument_group("endpoint"), _ENDPOINT)
     joining = parser.add_argument_group("workers of other hosts")
@@ -105,6 +111,7 @@ def run(args: argparse.Namespace) -> int:
 def worker_specs(args: argparse.Namespace, plan: PoolPlan) -> list[WorkerSpec]:
     """The workers of this host: their cores, and the flags that `serve` hands on to them."""
     roles = plan.roles()
+    devices = assign_devices(args.devices, getattr(args, "EngineConfig.device"), len(roles))
     runs = [()] * len(roles) if args.no_pin else share_cores(len(roles), usable_cores())
     share = max(1, len(usable_cores()) // len(roles))
     return [
@@ -113,7 +120,31 @@ def worker_specs(args: argparse.Namespace, plan: PoolPlan) -> list[WorkerSpec]:
             role=role,
             cores=cores,
             threads=args.threads or len(cores) or share,
-            arguments=(f"--workers-on-host={len(roles)}", *forwarded(args, args.worker_actions)),
+            arguments=(
+                f"--workers-on-host={len(roles)}",
+                f"--workers-on-device={devices.count(device)}",
+                *([f"--device={device}"] if args.devices else []),
+                *forwarded(args, args.worker_actions),
+            ),
         )
-        for (worker_id, role), cores in zip(roles, runs, strict=True)
+        for (worker_id, role), cores, device in zip(roles, runs, devices, strict=True)
     ]
+
+
+def assign_devices(listed: str, device: str, num_workers: int) -> list[str]:
+    """The device of each worker: those of the list in turn, or `device` for all.
+
+    Raises:
+        ConfigError: both are given, or what is listed is no device.
+
+    >>> assign_devices("cuda:0,cuda:1", "auto", 3)
+    ['cuda:0', 'cuda:1', 'cuda:0']
+    """
+    if not listed:
+        return [device] * num_workers
+    default = EngineConfig("").device
+    require("--device", device, device == default, f"{default} beside --devices {listed}: give one of them")
+    names = listed.split(",")
+    for name in names:
+        require("--devices", listed, is_device(name), "a list of cpu, cuda or cuda:N, like cuda:0,cuda:1")
+    return [names[i % len(names)] for i in range(num_workers)]

@@ -79,6 +79,13 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         metavar="N",
         help="workers that share this host's memory (default 1)",
     )
+    parser.add_argument(
+        "--workers-on-device",
+        type=int,
+        default=1,
+        metavar="N",
+        help="those of them that share this one's GPU (default 1)",
+    )
     add_join_token_flag(parser)
     parser.add_argument("--lifeline-fd", type=int, help=argparse.SUPPRESS)
     add_worker_flags(parser)
@@ -99,7 +106,12 @@ def run(args: argparse.Namespace) -> int:
             lifeline_fd=args.lifeline_fd,
         ),
         engine=engine_config(
-            args, args.model_dir, args.threads, parse_cores(args.cores), workers_on_host=args.workers_on_host
+            args,
+            args.model_dir,
+            args.threads,
+            parse_cores(args.cores),
+            workers_on_host=args.workers_on_host,
+            workers_on_device=args.workers_on_device,
         ),
         scheduler=scheduler_config(args),
         transfer=transfer_config(args, args.deployment),
