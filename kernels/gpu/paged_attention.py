@@ -39,18 +39,24 @@ _DOT = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: t
 
 
 def paged_attention(
-    query: torch.Tensor, kv: torch.Tensor, batch: DeviceBatch, params: AttentionParams
+    query: torch.Tensor,
+    kv: torch.Tensor,
+    batch: DeviceBatch,
+    params: AttentionParams,
+    num_sms: int | None = None,
 ) -> torch.Tensor:
     """Attention of every query of the batch over its own sequence.
 
     `query` [tokens, heads, head_dim] may be a slice of wider rows; `kv` [block, k|v, kv_head, slot, head_dim] is one
     layer of the pool. Returns [tokens, heads, head_dim], contiguous, undefined in rows of padding. Waits for nothing.
+    Decodes are split for `num_sms` multiprocessors (None: as many as the device has).
     """
     out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
     if batch.num_decodes:
         context = batch.block_tables.shape[1] * kv.shape[3]
         programs = batch.num_decodes * kv.shape[2]
-        attend_decodes(query, kv, batch, params, out, num_splits(programs, context, _num_sms(query.device)))
+        num_sms = _num_sms(query.device) if num_sms is None else num_sms
+        attend_decodes(query, kv, batch, params, out, num_splits(programs, context, num_sms))
     if batch.num_seqs > batch.num_decodes:
         attend_chunks(query, kv, batch, params, out)
     return out
@@ -339,9 +345,8 @@ def _chunk(
 
 
 def _variants() -> tuple[Variant, ...]:
-    """Types and head sizes that models have, each with a group, block size and feature of its own."""
+    """Types and head sizes that models have, each with a group, block size, pool, window and softcap of its own."""
     shapes = (
-        # type, head, group, block, pool, window, softcap
         ("bf16", 64, 3, 16, "plain", 0, 0.0),
         ("bf16", 128, 8, 16, "plain", 0, 0.0),
         ("bf16", 128, 4, 128, "fp8", 0, 0.0),
@@ -355,11 +360,7 @@ def _variants() -> tuple[Variant, ...]:
 def _variants_of(
     type_: str, head_dim: int, group: int, block_size: int, pool: str, window: int, softcap: float
 ) -> tuple[Variant, ...]:
-    dtype, dot = {
-        "bf16": (torch.bfloat16, tl.bfloat16),
-        "fp16": (torch.float16, tl.float16),
-        "fp32": (torch.float32, tl.float32),
-    }[type_]
+    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}[type_]
     dim = triton.next_power_of_2(head_dim)
     label = f"{type_} head {head_dim} group {group} block {block_size}"
     label += f" {pool}" * (pool != "plain") + " window" * (window > 0) + " softcap" * (softcap > 0)
@@ -371,7 +372,7 @@ def _variants_of(
     }  # fmt: skip
     constants = {
         "WINDOW": window, "SOFTCAP": softcap, "HEAD_DIM": head_dim, "DIM": dim, "GROUP": group,
-        "BLOCK_SIZE": block_size, "FORMAT": pool, "DOT": dot,
+        "BLOCK_SIZE": block_size, "FORMAT": pool, "DOT": _DOT[dtype],
     }  # fmt: skip
     splits = {"SPLITS": 8, "LEAST": LEAST_SPLIT}
     divisible = ("token_stride", "head_stride", "block_stride", "value_offset", "kv_head_stride")

@@ -7,6 +7,7 @@ import torch
 import triton
 import triton.language as tl
 
+from twinpool.kernels.gpu.kv_format import cells_of, kv_format, raw, store_scales
 from twinpool.kernels.gpu.variant import Variant
 
 
@@ -31,9 +32,10 @@ def rope_kv_write_(
     half = triton.next_power_of_2(head_dim // 2)
     heads = _heads_at_once(half)
     _rope_kv_write[(tokens, triton.cdiv(rows, heads))](
-        qkv, cos, sin, positions, slots, kv, query_norm if norms else qkv, key_norm if norms else qkv, eps,
-        qkv.stride(0), *kv.stride()[:3], layer, NUM_HEADS=rows - 2 * num_kv_heads, NUM_KV_HEADS=num_kv_heads,
-        BLOCK_SIZE=block_size, HEAD_DIM=head_dim, NORMS=norms, HEADS=heads, HALF=half, num_warps=4,
+        qkv, cos, sin, positions, slots, raw(kv), query_norm if norms else qkv, key_norm if norms else qkv, eps,
+        qkv.stride(0), *kv.stride()[:4], layer, NUM_HEADS=rows - 2 * num_kv_heads, NUM_KV_HEADS=num_kv_heads,
+        BLOCK_SIZE=block_size, HEAD_DIM=head_dim, FORMAT=kv_format(kv), NORMS=norms, HEADS=heads,
+        HALF=half, num_warps=4,
     )  # fmt: skip
 
 
@@ -46,9 +48,9 @@ def _heads_at_once(half: int) -> int:
 def _rope_kv_write(
     qkv: tl.tensor, cos: tl.tensor, sin: tl.tensor, positions: tl.tensor, slots: tl.tensor, kv: tl.tensor,
     query_norm: tl.tensor, key_norm: tl.tensor, eps: tl.tensor, token_stride: tl.tensor, block_stride: tl.tensor,
-    layer_stride: tl.tensor, side_stride: tl.tensor, layer: tl.tensor,
+    layer_stride: tl.tensor, side_stride: tl.tensor, head_stride: tl.tensor, layer: tl.tensor,
     NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, BLOCK_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr,
-    NORMS: tl.constexpr, HEADS: tl.constexpr, HALF: tl.constexpr,
+    FORMAT: tl.constexpr, NORMS: tl.constexpr, HEADS: tl.constexpr, HALF: tl.constexpr,
 ) -> None:  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
     head = (tl.program_id(1) * HEADS + tl.arange(0, HEADS))[:, None]
@@ -76,11 +78,18 @@ def _rope_kv_write(
     tl.store(source + HEAD_DIM // 2, turned_second.to(qkv.dtype.element_ty), mask=inside & is_query)
     slot = tl.load(slots + token).to(tl.int64)
     kept = head - NUM_HEADS  # which row of the token's KV: its keys, then its values
-    plane = slot // BLOCK_SIZE * block_stride + layer * layer_stride + kept // NUM_KV_HEADS * side_stride
-    target = kv + plane + (kept % NUM_KV_HEADS * BLOCK_SIZE + slot % BLOCK_SIZE) * HEAD_DIM + i
-    writes = inside & (kept >= 0) & (slot >= 0)
-    tl.store(target, turned_first.to(kv.dtype.element_ty), mask=writes)
-    tl.store(target + HEAD_DIM // 2, turned_second.to(kv.dtype.element_ty), mask=writes)
+    writes = (head < NUM_HEADS + 2 * NUM_KV_HEADS) & (kept >= 0) & (slot >= 0)
+    planes = kv + slot // BLOCK_SIZE * block_stride + layer * layer_stride
+    planes += kept // NUM_KV_HEADS * side_stride + kept % NUM_KV_HEADS * head_stride
+    within = slot % BLOCK_SIZE
+    target = planes + within * HEAD_DIM + i
+    amax = tl.maximum(tl.max(tl.abs(turned_first), 1), tl.max(tl.abs(turned_second), 1))[:, None]
+    first_cells = cells_of(turned_first, amax, FORMAT, kv.dtype.element_ty)
+    second_cells = cells_of(turned_second, amax, FORMAT, kv.dtype.element_ty)
+    tl.store(target, first_cells, mask=writes & in_half)
+    tl.store(target + HEAD_DIM // 2, second_cells, mask=writes & in_half)
+    if FORMAT == "int8":
+        store_scales(planes, within, amax, writes, BLOCK_SIZE, HEAD_DIM)
 
 
 @triton.jit
@@ -94,15 +103,16 @@ def _normed(
     return weighted.to(query_norm.dtype.element_ty).to(tl.float32)
 
 
-def _variant(dtype: str, head_dim: int, norms: bool) -> Variant:
+def _variant(dtype: str, head_dim: int, norms: bool, pool: str) -> Variant:
     half = triton.next_power_of_2(head_dim // 2)
-    pointers = dict.fromkeys(("qkv", "kv", "query_norm", "key_norm"), f"*{dtype}")
+    pointers = dict.fromkeys(("qkv", "query_norm", "key_norm"), f"*{dtype}")
+    pointers["kv"] = {"plain": f"*{dtype}", "fp8": "*u8", "int8": "*i8"}[pool]
     tables = dict.fromkeys(("cos", "sin"), "*fp32") | dict.fromkeys(("positions", "slots"), "*i64")
-    strides = ("token_stride", "block_stride", "layer_stride", "side_stride")
-    sizes = {"NUM_HEADS": 32, "NUM_KV_HEADS": 8, "BLOCK_SIZE": 16, "HEAD_DIM": head_dim}
+    strides = ("token_stride", "block_stride", "layer_stride", "side_stride", "head_stride")
+    sizes = {"NUM_HEADS": 32, "NUM_KV_HEADS": 8, "BLOCK_SIZE": 16, "HEAD_DIM": head_dim, "FORMAT": pool}
     return Variant(
         _rope_kv_write,
-        f"{dtype}, heads of {head_dim}" + (", normed" if norms else ""),
+        f"{dtype}, heads of {head_dim}" + ", normed" * norms + f", {pool}" * (pool != "plain"),
         pointers | tables | {"eps": "fp32"} | dict.fromkeys((*strides, "layer"), "i32"),
         sizes | {"NORMS": norms, "HEADS": _heads_at_once(half), "HALF": half},
         strides,
@@ -110,7 +120,7 @@ def _variant(dtype: str, head_dim: int, norms: bool) -> Variant:
 
 
 VARIANTS = tuple(
-    _variant(dtype, head_dim, norms)
+    _variant(dtype, *shape)
     for dtype in ("bf16", "fp16", "fp32")
-    for head_dim, norms in ((64, False), (96, False), (128, True), (256, False))
+    for shape in ((64, False, "plain"), (96, False, "int8"), (128, True, "fp8"), (256, False, "plain"))
 )
