@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from support.made_models import Shape, make_model
+from twinpool.bench.engine.made_models import MadeShape, make_model
 
 ABSENT = (
     "numba", "llvmlite", "msgspec", "xxhash", "psutil", "zmq", "fastapi", "ucxx", "cryptography", "uvloop",
@@ -49,7 +49,7 @@ def tokens_of_a_process(model: Path, dtype: str, absent: tuple[str, ...]) -> str
 def test_the_engine_gives_the_same_tokens_without_the_compiler_and_the_servers_packages(
     tmp_path: Path,
 ) -> None:
-    model = make_model(tmp_path, Shape())
+    model = make_model(tmp_path, MadeShape())
     alone = tokens_of_a_process(model, "float32", ABSENT)
     assert alone.endswith("ModelRunner\n")
     assert alone == tokens_of_a_process(model, "float32", ())

@@ -2,88 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from support.made_models import Shape, make_model
+from support.rerun import as_host, capture
 from support.tiny_models import load_runner, piece, step, tokens
 
+from twinpool.bench.engine.made_models import MadeShape, make_model
 from twinpool.engine.batch import SequenceSlice
-from twinpool.engine.gpu.graphs import DecodeGraphs, Recording, batch_sizes, size_for
+from twinpool.engine.gpu.graphs import batch_sizes, size_for
 from twinpool.engine.gpu.step_inputs import NOWHERE, Room, StepInputs
 from twinpool.engine.model_runner import ModelRunner, pack
-from twinpool.kernels.paged_attention import PagedBatch
 from twinpool.request import RequestKey
 
 CPU = torch.device("cpu")
-MOST_BLOCKS = 8
-
-
-class Rerun:
-    """Records by remembering what to run, and where its first result lies."""
-
-    def __init__(self) -> None:
-        self.num_recorded = 0
-
-    def record(self, run: Callable[[], torch.Tensor]) -> Recording:
-        self.num_recorded += 1
-        output = run()
-        return Recording(lambda: output.copy_(run()), output)
-
-
-def compute_of(runner: ModelRunner) -> Callable[[StepInputs], torch.Tensor]:
-    """The runner's model on what lies in the device's memory, as a GPU's kernels read it; garbage where they leave
-    padding undefined."""
-
-    def compute(inputs: StepInputs) -> torch.Tensor:
-        live = inputs.batch.on_device.ends > 0
-        num = int(live.sum())
-        assert bool(live[:num].all())
-        assert bool((inputs.batch.slots[num:] == NOWHERE).all())
-        out = torch.full((len(live), runner.model_config.vocab_size), float("nan"))
-        if num:
-            hidden = runner._model.forward(
-                inputs.token_ids[:num],
-                as_host(inputs, num),
-                runner.kv,
-                inputs.rows[:num],
-                lambda _layer: None,
-            )
-            out[:num] = runner._model.logits(hidden)
-        return out
-
-    return compute
-
-
-def as_host(inputs: StepInputs, num_seqs: int) -> PagedBatch:
-    """The device's numbers of the first sequences, as the CPU's kernels take them."""
-    device = inputs.batch.on_device
-    num_tokens = int(device.query_starts[num_seqs])
-    width = device.block_tables.shape[1]
-    return PagedBatch(
-        query_starts=device.query_starts[: num_seqs + 1].numpy().astype(np.int64),
-        ends=device.ends[:num_seqs].numpy().astype(np.int64),
-        block_tables=device.block_tables[:num_seqs].flatten().numpy().astype(np.int64),
-        table_starts=np.arange(num_seqs + 1, dtype=np.int64) * width,
-        slots=inputs.batch.slots[:num_tokens],
-        positions=inputs.batch.positions[:num_tokens],
-    )
 
 
 @pytest.fixture(scope="module")
 def runner(tmp_path_factory: pytest.TempPathFactory) -> ModelRunner:
-    return load_runner(make_model(tmp_path_factory.mktemp("model"), Shape()))
-
-
-def graphs_of(runner: ModelRunner, most_seqs: int) -> DecodeGraphs:
-    return DecodeGraphs(
-        compute_of(runner), Rerun(), most_seqs=most_seqs, most_blocks=MOST_BLOCKS,
-        block_size=runner.layout.block_size, device=CPU,
-    )  # fmt: skip
+    return load_runner(make_model(tmp_path_factory.mktemp("model"), MadeShape()))
 
 
 @given(most=st.integers(0, 700))
@@ -155,7 +94,7 @@ def test_kept_inputs_forget_whatever_was_in_them_before() -> None:
 def test_replayed_steps_give_the_logits_of_eager_ones_while_sequences_join_and_leave(
     runner: ModelRunner,
 ) -> None:
-    graphs = graphs_of(runner, 5)
+    graphs = capture(runner, 5)
     prompts = {name: tokens(3 + 4 * name, seed=name) for name in range(5)}
     tables = {name: list(range(8 * name, 8 * name + 8)) for name in range(5)}
     for name, ids in prompts.items():
@@ -175,7 +114,7 @@ def test_replayed_steps_give_the_logits_of_eager_ones_while_sequences_join_and_l
 
 def test_capturing_and_padding_write_nothing_to_the_pool(runner: ModelRunner) -> None:
     before = runner.kv.clone()
-    graphs = graphs_of(runner, 8)
+    graphs = capture(runner, 8)
     assert torch.equal(runner.kv, before)
     graphs.step([piece(str(i), [7], 0, [9 + i], temperature=0.0) for i in range(5)])
     changed = (runner.kv != before).flatten(1).any(1).nonzero()[:, 0].tolist()
@@ -185,7 +124,7 @@ def test_capturing_and_padding_write_nothing_to_the_pool(runner: ModelRunner) ->
 def test_steps_that_no_graph_holds_are_left_to_the_eager_path_and_large_ones_counted(
     runner: ModelRunner,
 ) -> None:
-    graphs = graphs_of(runner, 2)
+    graphs = capture(runner, 2)
     decode = [piece(str(i), [7], 0, [9 + i], temperature=0.0) for i in range(3)]
     assert graphs.step(decode) is None
     assert graphs.num_eager == 1

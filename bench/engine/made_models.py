@@ -11,8 +11,8 @@ from safetensors.torch import save_file
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
-    """What a model of the Llama or Qwen3 family is made of, in elements and counts."""
+class MadeShape:
+    """What a model of the Llama or Qwen3 family is made of, in elements and counts. By default a tiny one."""
 
     num_layers: int = 3
     hidden_size: int = 48
@@ -25,14 +25,19 @@ class Shape:
     qk_norm: bool = False
 
 
-SMOLLM2_135M = Shape(30, 576, 9, 3, 64, 1536, 49_152, 8192)
-LLAMA_8B_4_LAYERS = Shape(4, 4096, 32, 8, 128, 14_336, 32_768, 8192)
+SMOLLM2_135M = MadeShape(30, 576, 9, 3, 64, 1536, 49_152, 8192)
+LLAMA_8B_4_LAYERS = MadeShape(4, 4096, 32, 8, 128, 14_336, 32_768, 8192)
 
 
 def make_model(
-    directory: Path, shape: Shape, dtype: torch.dtype = torch.float32, seed: int = 0, scale: float = 0.2
+    directory: Path,
+    shape: MadeShape,
+    dtype: torch.dtype = torch.float32,
+    device: str = "cpu",
+    scale: float = 0.2,
 ) -> Path:
-    """Writes config.json and weights of standard deviation `scale` (norms: about 1) and returns `directory`."""
+    """Writes config.json and weights of standard deviation `scale` (norms: about 1), the same at every call with the
+    same `device`, which draws them. Returns `directory`."""
     config = {
         "architectures": ["Qwen3ForCausalLM" if shape.qk_norm else "LlamaForCausalLM"],
         "model_type": "qwen3" if shape.qk_norm else "llama",
@@ -52,16 +57,16 @@ def make_model(
         "dtype": str(dtype).removeprefix("torch."),
     }
     (directory / "config.json").write_text(json.dumps(config))
-    generator = torch.Generator().manual_seed(seed)
-    tensors = {
-        name: (torch.randn(size, generator=generator) * scale + (1.0 if len(size) == 1 else 0.0)).to(dtype)
-        for name, size in _tensors(shape).items()
-    }
+    generator = torch.Generator(device).manual_seed(0)
+    tensors: dict[str, torch.Tensor] = {}
+    for name, size in _tensors(shape).items():
+        drawn = torch.randn(size, generator=generator, device=device)
+        tensors[name] = (drawn * scale + (1.0 if len(size) == 1 else 0.0)).to("cpu", dtype)
     save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
     return directory
 
 
-def _tensors(shape: Shape) -> dict[str, tuple[int, ...]]:
+def _tensors(shape: MadeShape) -> dict[str, tuple[int, ...]]:
     hidden, inner = shape.hidden_size, shape.intermediate_size
     queries, keys = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
     tensors: dict[str, tuple[int, ...]] = {
