@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, cast
@@ -25,9 +25,9 @@ GET_LIMIT_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """What is asked of `POST /v1/completions`. With `seed` None the server draws one."""
+    """What is asked of `POST /v1/completions`: a text, or token ids. With `seed` None the server draws one."""
 
-    prompt: str
+    prompt: str | Sequence[int]
     max_tokens: int
     temperature: float = 0.0
     top_p: float = 1.0

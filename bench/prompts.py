@@ -14,6 +14,8 @@ wrote letters to people far away who had never seen snow or heard the long call 
 fields before the first light came up behind the hill and turned every window into gold
 """
 _WORDS = _STORY.split()
+_PLAIN_TOKENS = range(100, 300)
+"""Token ids that every vocabulary has."""
 _SHARED = "You are a patient teacher. Explain what the words below have in common, one after another, in plain words. "
 _STOPS = ((), (), (), (" and",), (".", "\n\n"))
 
@@ -44,6 +46,11 @@ def varied(rng: random.Random, longest_words: int = 700, longest_output: int = 9
 def uniform(rng: random.Random, words: int, output_tokens: int) -> Generation:
     """A greedy request of that size, give or take a quarter of the prompt; no other has its prefix."""
     return Generation(text(rng, rng.randint(words - words // 4, words + words // 4)), output_tokens)
+
+
+def exact(rng: random.Random, prompt_tokens: int, output_tokens: int) -> Generation:
+    """A greedy request of exactly so many tokens in and out; no other has its prefix."""
+    return Generation(tuple(rng.choices(_PLAIN_TOKENS, k=prompt_tokens)), output_tokens)
 
 
 def canaries() -> dict[str, Generation]:

@@ -13,7 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -70,13 +70,16 @@ class Samples:
 @dataclass(slots=True)
 class ServerUnderTest:
     """One server. `process` is None when it was found, not started; then it is not stopped either. Its log, at
-    `log_path`, is the caller's to keep or to delete."""
+    `log_path`, is the caller's to keep or to delete. `ready_s` is how long it took to be ready, if it was started here
+    and is."""
 
     url: str
     pid: int
     client: Client
     process: subprocess.Popen[bytes] | None = None
     log_path: Path | None = None
+    ready_s: float | None = None
+    _started_at: float = field(default_factory=time.monotonic)
 
     @classmethod
     def start(cls, arguments: Sequence[str], log_path: Path | None = None) -> ServerUnderTest:
@@ -131,6 +134,7 @@ class ServerUnderTest:
                 await asyncio.sleep(POLL_S)
                 continue
             if answer.status == 200:
+                self.ready_s = None if self.process is None else time.monotonic() - self._started_at
                 return
             reason = answer.body.decode(errors="replace")
             await asyncio.sleep(POLL_S)
@@ -190,6 +194,17 @@ class ServerUnderTest:
             except psutil.NoSuchProcess:
                 continue
         return sizes
+
+    def cpu_s(self) -> dict[str, float]:
+        """Seconds of CPU that each process has used so far, by worker id; the coordinator is "coordinator"."""
+        used: dict[str, float] = {}
+        for name, pid in ({"coordinator": self.pid} | self.workers()).items():
+            try:
+                times = psutil.Process(pid).cpu_times()
+            except psutil.NoSuchProcess:
+                continue
+            used[name] = times.user + times.system
+        return used
 
     def log_tail(self, num_lines: int = 15) -> str:
         """The last lines of the server's log, if it was started here."""

@@ -95,6 +95,12 @@ class Shape:
             + self.has_head_norms * 2 * self.head_dim
         )
 
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of all weights, the embeddings once."""
+        layer = self.kv_products + self.other_products + self.layer_vectors
+        return self.element_bytes * (len(self.windows) * layer + (self.vocab + 1) * self.hidden)
+
 
 @dataclass(frozen=True, slots=True)
 class Piece:

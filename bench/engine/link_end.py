@@ -12,6 +12,7 @@ import sys
 from collections.abc import Sequence
 
 from twinpool.config import TransportName
+from twinpool.engine.host_memory import host_memory
 from twinpool.kv_transfer import transports
 from twinpool.kv_transfer.connector import KVReceiver, KVRegion, LocalEnd
 from twinpool.kv_transfer.shm import SharedPool
@@ -27,7 +28,7 @@ async def main(arguments: Sequence[str]) -> None:
         os.sched_setaffinity(0, {core})
     end = LocalEnd("bench-receiver", f"{os.getpid():x}", deployment="bench")
     shared = SharedPool(num_blocks * layout.block_bytes, end) if name is TransportName.SHM else None
-    memory = memoryview(bytearray(num_blocks * layout.block_bytes)) if shared is None else shared.memory
+    memory = host_memory(num_blocks * layout.block_bytes) if shared is None else shared.memory
     memory[:: 1 << 12] = bytes([1]) * len(memory[:: 1 << 12])  # pages that exist
     region = KVRegion(memory, layout, num_blocks)
     receiver = await transports.receiver(name, region, end, shared, seal=False)

@@ -24,6 +24,9 @@ from twinpool.kernels.rope import rope_
 from twinpool.request import RequestKey, SamplingParams
 
 _EPS = 1e-5
+_LAYERS = 8
+"""What is measured at the sizes of one layer runs so often in a row, as in a model: the code is then in the caches, and
+weights, of which each layer has its own, are not."""
 _GREEDY = SamplingParams(max_tokens=1, seed=0, temperature=0.0)
 _PLAIN = SamplingParams(max_tokens=1, seed=0, temperature=1.0)
 _NUCLEUS = SamplingParams(max_tokens=1, seed=0, temperature=0.8, top_k=50, top_p=0.95)
@@ -48,30 +51,31 @@ def kv(bench: Bench, bed: ModelBed, counts: Sequence[int]) -> None:
 
 
 def linear(bench: Bench, bed: ModelBed, row_counts: Sequence[int]) -> None:
-    """The matrix products of one layer and of the head, each alone."""
+    """The matrix products of several layers, each kind alone, and that of the head."""
     shape = bed.shape
-    products = {
+    sizes = {
         "qkv": (shape.hidden, shape.query_dim + 2 * shape.kv_dim),
         "output": (shape.query_dim, shape.hidden),
         "gate and up": (shape.hidden, 2 * shape.inner),
         "down": (shape.inner, shape.hidden),
         "head": (shape.hidden, shape.vocab),
     }
-    for name, (inputs, outputs) in products.items():
-        product = Linear(_random(bed, outputs, inputs))
+    for name, (inputs, outputs) in sizes.items():
+        count = 1 if name == "head" else _LAYERS
+        products = [Linear(_random(bed, outputs, inputs)) for _ in range(count)]
         for rows in row_counts:
-            work = floors.linear(rows, inputs, outputs, shape.element_bytes)
+            work = floors.linear(rows, inputs, outputs, shape.element_bytes) * count
             x = _random(bed, rows, inputs)
-            bench.operation("linear", f"{name}, {rows} rows", partial(product, x), work)
+            bench.operation("linear", f"{name}, {rows} rows", partial(_each, products, x), work)
 
 
 def elementwise(bench: Bench, bed: ModelBed, row_counts: Sequence[int]) -> None:
-    """Norms, rotation and activation of one layer."""
+    """Norms, rotation and activation of several layers. Their data may stay in a cache: ratios below 1 are possible."""
     shape = bed.shape
     for rows in row_counts:
         for name, run, (read, written) in _elementwise(bed, shape, rows):
-            work = floors.elementwise(rows * read, rows * written, shape.element_bytes)
-            bench.operation("elementwise", f"{name}, {rows} rows", run, work)
+            work = floors.elementwise(rows * read, rows * written, shape.element_bytes) * _LAYERS
+            bench.operation("elementwise", f"{name}, {rows} rows", partial(_repeat, run), work)
 
 
 def sampling(bench: Bench, bed: ModelBed, batches: Sequence[int]) -> None:
@@ -90,6 +94,16 @@ def sampling(bench: Bench, bed: ModelBed, batches: Sequence[int]) -> None:
                 num_seqs,
                 "tokens",
             )
+
+
+def _each(products: Sequence[Linear], x: torch.Tensor) -> None:
+    for product in products:
+        product(x)
+
+
+def _repeat(run: Run) -> None:
+    for _ in range(_LAYERS):
+        run()
 
 
 def _attention(bed: ModelBed, pieces: Sequence[Piece]) -> Run:

@@ -228,7 +228,7 @@ def measure(settings: Settings, publish: Callable[[Measurement], None]) -> Engin
     return EngineReport(
         machine=describe(device, settings.cores),
         settings={
-            "what": f"{settings.model} in {dtype}, {settings.threads} thread(s)",
+            "what": f"{settings.model} in {dtype}, {settings.threads} thread{'' if settings.threads == 1 else 's'}",
             "model": settings.model,
             "dtype": dtype.value,
             "threads": settings.threads,

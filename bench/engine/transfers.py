@@ -20,6 +20,7 @@ from twinpool.bench.engine.measuring import Bench
 from twinpool.bench.engine.perftest import Perftest
 from twinpool.bench.engine.timing import CpuTimer
 from twinpool.config import TransportName
+from twinpool.engine.host_memory import host_memory
 from twinpool.errors import TransferError
 from twinpool.kv_transfer import transports
 from twinpool.kv_transfer.connector import BlockRange, KVRegion, KVSender, LocalEnd
@@ -74,7 +75,14 @@ async def _measure(
             if name is TransportName.UCX and perftest is not None:
                 floor, floor_s = "ucx_perftest", partial(perftest.seconds, num_bytes)
             await asyncio.to_thread(
-                bench.against, "transfer", f"{name}, {prompt} tokens", run_s, floor, floor_s, num_bytes, "B"
+                bench.against,
+                "transfer",
+                f"{name}, {prompt} tokens",
+                run_s,
+                floor,
+                floor_s,
+                num_bytes / 1e9,
+                "GB",
             )
 
 
@@ -92,7 +100,8 @@ class _Link:
         self._num_blocks = num_blocks
         self._layout = layout
         self._fence = 0
-        memory = memoryview(bytearray(os.urandom(1 << 10)) * (num_blocks * layout.block_bytes >> 10))
+        memory = host_memory(num_blocks * layout.block_bytes)
+        memory[:] = os.urandom(layout.block_bytes) * num_blocks
         self.region = KVRegion(memory, layout, num_blocks)
         self.end = LocalEnd("bench-sender", f"{os.getpid():x}")
         self.sender: KVSender

@@ -1,0 +1,124 @@
+"""Proves what a server costs beside the model: seconds until ready, CPU of the coordinator, memory of the workers.
+
+    python -m twinpool.bench.costs [--streams 64]
+
+A worker's memory is its share of all pages that are not shared memory (Pss_Anon and Pss_File: its own, and its part of
+the libraries that others use too), less its weights. KV pools lie in shared memory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import random
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from twinpool.bench import program, prompts
+from twinpool.bench.client import End
+from twinpool.bench.limits import known_or_measured
+from twinpool.bench.load import Load
+from twinpool.bench.program import Check, Report
+from twinpool.bench.server_under_test import ServerFault, ServerUnderTest
+
+MOST_READY_S = 6.0
+MOST_TOKEN_S = 60e-6
+MOST_MEMORY_BYTES = 400e6
+STREAM_LIMIT_S = 120.0
+_PROMPT = 32
+_SAMPLE_S = 0.05
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the program; returns its exit status."""
+    parser = program.parser(__doc__ or "", "--prefill 1 --decode 1")
+    parser.add_argument("--streams", type=program.count, default=64, metavar="N", help="at once (64)")
+    parser.add_argument("--tokens", type=program.count, default=80, metavar="N", help="of each (80)")
+    parser.add_argument(
+        "--limits",
+        type=Path,
+        metavar="FILE",
+        help="what `twinpool bench engine --json` wrote (default: measure)",
+    )
+    return program.run(prove, parser.parse_args(argv))
+
+
+async def prove(args: argparse.Namespace, server: ServerUnderTest) -> Report:
+    """A warm-up that does not count, the streams, then the memory."""
+    figures = await known_or_measured(args.limits)
+    rng = random.Random(args.seed)
+    load = Load(server.client, STREAM_LIMIT_S)
+    await load.one(prompts.exact(rng, _PROMPT, 8))
+    token_s, num_tokens = await _coordinator_s(args, server, load, rng)
+    if any(outcome.end is not End.COMPLETE for outcome in load.outcomes):
+        raise ServerFault(f"not every stream is whole: {[str(outcome.end) for outcome in load.outcomes]}")
+    beyond = {name: own_bytes(pid) - figures.shape.weight_bytes for name, pid in server.workers().items()}
+    most = max(beyond.values())
+    checks = [
+        Check(
+            f"the coordinator takes at most {MOST_TOKEN_S * 1e6:g} µs of CPU per token of {args.streams} streams",
+            token_s <= MOST_TOKEN_S,
+            f"{token_s * 1e6:.1f}",
+        ),
+        Check(
+            f"a worker takes at most {MOST_MEMORY_BYTES / 1e6:g} MB beyond weights and KV pool",
+            most <= MOST_MEMORY_BYTES,
+            f"{most / 1e6:.0f}",
+        ),
+    ]
+    if server.ready_s is not None:
+        ready = f"the server is ready within {MOST_READY_S:g} s"
+        checks.append(Check(ready, server.ready_s <= MOST_READY_S, f"{server.ready_s:.1f}"))
+    return Report(
+        f"costs, {args.streams} streams",
+        {
+            "ready (s)": server.ready_s,
+            "coordinator CPU per token (µs)": token_s * 1e6,
+            "tokens counted": num_tokens,
+            "memory beyond weights and KV pool (MB)": {name: size / 1e6 for name, size in beyond.items()},
+            "most of it (MB)": most / 1e6,
+            "weights (MB)": figures.shape.weight_bytes / 1e6,
+        },
+        tuple(checks),
+    )
+
+
+async def _coordinator_s(
+    args: argparse.Namespace, server: ServerUnderTest, load: Load, rng: random.Random
+) -> tuple[float, int]:
+    """The coordinator's CPU per token while all streams decode, and how many tokens that was."""
+    asked = [prompts.exact(rng, _PROMPT, args.tokens) for _ in range(args.streams)]
+    num_before = len(load.outcomes)
+    streams = asyncio.gather(*(load.one(generation) for generation in asked))
+    samples: list[tuple[float, float]] = []
+    while not streams.done():
+        samples.append((time.monotonic(), server.cpu_s()["coordinator"]))
+        await asyncio.wait([streams], timeout=_SAMPLE_S)
+    outcomes = load.outcomes[num_before:]
+    start = max((outcome.first_output_at or 0.0) for outcome in outcomes)
+    end = min(outcome.token_at[-1] for outcome in outcomes if outcome.token_at)
+    within = [(at, cpu_s) for at, cpu_s in samples if start <= at <= end]
+    if len(within) < 2:
+        raise ServerFault("the streams hardly ran side by side; ask for more --tokens")
+    (first_at, first_s), (last_at, last_s) = within[0], within[-1]
+    num_tokens = sum(first_at <= at < last_at for outcome in outcomes for at in outcome.token_at)
+    return (last_s - first_s) / num_tokens, num_tokens
+
+
+def own_bytes(pid: int) -> int:
+    """A process's share of pages that are not shared memory. Raises ServerFault if the system does not tell."""
+    try:
+        text = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii")
+    except OSError as exc:
+        raise ServerFault(f"the memory of process {pid} cannot be read: {exc.strerror}") from exc
+    fields = dict(line.split(":", 1) for line in text.splitlines()[1:])
+    if not {"Pss_Anon", "Pss_File"} <= fields.keys():
+        raise ServerFault(f"{os.uname().sysname} {os.uname().release} does not tell anonymous memory apart")
+    return sum(int(fields[name].split()[0]) << 10 for name in ("Pss_Anon", "Pss_File"))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
