@@ -1,11 +1,11 @@
 # `make help` lists what there is. Everything runs in .venv, which `make setup` creates.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test explore check lint types imports format serve soak chaos storm overload canary clean
+.PHONY: help setup demo test explore check lint types gpu-compile imports format serve soak chaos storm overload canary clean
 PYTHON_BIN := .venv/bin/python
 export HF_HUB_OFFLINE ?= 1
 
 help: ## list the targets
-	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: ## create .venv with pinned packages and the default model (the other targets do this too)
 	@PYTHON=$(PYTHON) scripts/setup
@@ -28,6 +28,9 @@ lint: setup ## ruff: lint and format
 
 types: setup ## mypy, strict
 	@.venv/bin/mypy
+
+gpu-compile: setup ## compile every Triton kernel for sm_80 and sm_90, without a GPU: registers, spills, shared memory
+	@$(PYTHON_BIN) -m twinpool.kernels.gpu.compile $(ARGS)
 
 imports: setup ## the import contract
 	@scripts/check_imports

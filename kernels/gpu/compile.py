@@ -24,6 +24,7 @@ from pathlib import Path
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
+from triton.runtime.jit import KernelInterface
 
 from twinpool.kernels.gpu.variant import Variant
 
@@ -80,7 +81,7 @@ def variants(module_name: str) -> Sequence[Variant]:
     module = importlib.import_module(f"{_PACKAGE}.{module_name}")
     listed: Sequence[Variant] = getattr(module, "VARIANTS", ())
     launched = set(re.findall(r"\b(\w+)\[[^\n]*\]\(", inspect.getsource(module)))
-    kernels = {name for name in launched if isinstance(getattr(module, name, None), triton.JITFunction)}
+    kernels = {name for name in launched if isinstance(getattr(module, name, None), KernelInterface)}
     if missing := kernels - {variant.kernel.__name__ for variant in listed}:
         raise ValueError(
             f"kernels/gpu/{module_name}.py launches {sorted(missing)} and does not list it in VARIANTS"
