@@ -14,34 +14,6 @@ from twinpool.errors import LayoutMismatch
 from twinpool.layout import KVLayout
 
 
-class Run(NamedTuple):
-    """`num_blocks` consecutive blocks from `source` on go to consecutive blocks from `target` on."""
-
-    source: int
-    target: int
-    num_blocks: int
-
-
-def runs(source_blocks: Sequence[int], target_blocks: Sequence[int], max_blocks: int) -> Iterator[Run]:
-    """The block pairs, with neighbours on both sides merged into runs of at most `max_blocks` blocks.
-
-    Raises:
-        LayoutMismatch: the two lists have different lengths.
-    """
-    if len(source_blocks) != len(target_blocks):
-        raise LayoutMismatch(f"{len(source_blocks)} source blocks for {len(target_blocks)} target blocks")
-    start = 0
-    for i in range(1, len(source_blocks) + 1):
-        if (
-            i == len(source_blocks)
-            or i - start == max_blocks
-            or source_blocks[i] != source_blocks[i - 1] + 1
-            or target_blocks[i] != target_blocks[i - 1] + 1
-        ):
-            yield Run(source_blocks[start], target_blocks[start], i - start)
-            start = i
-
-
 def layer_group(layout: KVLayout, min_bytes: int, max_groups: int) -> int:
     """How many layers to move together, so that one block's share is at least `min_bytes` (or a whole
     block) and a block is moved in at most `max_groups` parts.

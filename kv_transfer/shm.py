@@ -17,24 +17,22 @@ import stat
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from twinpool.config import MOST_TOKENS
 from twinpool.errors import ConfigError, InvariantViolation, PeerLost, TransferError, TransportUnavailable
 from twinpool.kv_transfer import owned_file
 from twinpool.kv_transfer.connector import BlockRange, KVRegion, LocalEnd, PushReport
 from twinpool.kv_transfer.owned_file import DIRECTORY, PREFIX, owner_is_gone
-from twinpool.kv_transfer.plan import layer_group, runs
+from twinpool.kv_transfer.plan import layer_group
 from twinpool.kv_transfer.pushes import PushLog
-from twinpool.layout import KVLayout
 
 _NAME = re.compile(r"[A-Za-z0-9_-]+")
 _MIN_COPY_BYTES = 64 << 10
-_MAX_COPY_BYTES = 4 << 20
+_COPY_BYTES = 1 << 20
 _SPARE_BYTES = 4 << 20
 _MAP_AT_ONCE_BYTES = 32 << 20
 _MADV_POPULATE_WRITE = 23
@@ -174,6 +172,9 @@ class ShmSender:
             TransportUnavailable: the address is no shared pool of this size.
             PeerLost: its owner is gone.
         """
+        # Not before there is something to copy: it brings a compiler, which those who only look after files do without.
+        from twinpool.kernels.byte_copy import copy_ranges
+
         self._layout = region.layout
         self.layer_group = layer_group(region.layout, _MIN_COPY_BYTES, region.layout.num_layers)
         try:
@@ -194,8 +195,13 @@ class ShmSender:
             os.close(self._fd)
             raise TransportUnavailable(f"transport shm: {path} {objection}")
         self._map = mmap.mmap(self._fd, nbytes)
-        self._source = _by_layer(region.memory, self._layout)
-        self._target = _by_layer(memoryview(self._map), self._layout)
+        self._copy = copy_ranges
+        self._source = np.frombuffer(region.memory, np.uint8)
+        self._target = np.frombuffer(self._map, np.uint8)
+        nothing = np.empty(0, np.int64)
+        copy_ranges(
+            self._source, nothing, self._target, nothing, 0
+        )  # compiled now, and not at the first push
         self._log = PushLog()
         self._writing = threading.Lock()
         self._closed = False
@@ -230,22 +236,25 @@ class ShmSender:
             await asyncio.sleep(0)
 
     def push(self, fence: int, blocks: BlockRange) -> None:
-        """Copies at once, a few MiB at a time; between two of those a stop takes effect."""
+        """Copies at once, about a MiB at a time; between two of those a stop takes effect."""
         if any(block >= self._num_blocks for block in blocks.target_blocks):
             self._nonsense = f"{self._peer} has {self._num_blocks} blocks, and granted others"
         with self._writing:  # against a close on the event loop
             self._require_peer()
         if not self._log.begin(fence, blocks.num_bytes(self._layout)):
             return
-        layers = slice(blocks.first_layer, blocks.last_layer)
-        most = max(1, _MAX_COPY_BYTES // self._layout.block_bytes)
-        for source, target, count in runs(blocks.source_blocks, blocks.target_blocks, most):
+        first, num_bytes = self._layout.layer_range(0, blocks.first_layer, blocks.last_layer)
+        sources = first + self._layout.block_bytes * np.array(blocks.source_blocks, np.int64)
+        targets = first + self._layout.block_bytes * np.array(blocks.target_blocks, np.int64)
+        at_once = max(1, _COPY_BYTES // num_bytes)
+        for i in range(0, len(sources), at_once):
             with self._writing:
                 if self._closed:
                     raise PeerLost(f"the link to {self._peer} is closed")
                 if self._log.is_stopped(fence):
                     return
-                self._target[target : target + count, layers] = self._source[source : source + count, layers]
+                some = slice(i, i + at_once)
+                self._copy(self._source, sources[some], self._target, targets[some], num_bytes)
         self._log.end(fence)
 
     async def finish(self, fence: int) -> PushReport:
@@ -293,10 +302,3 @@ def _require_space(nbytes: int) -> None:
             "lower --num-blocks or --kv-memory-fraction, enlarge it (docker run --shm-size=…), "
             "or use --transport tcp"
         )
-
-
-def _by_layer(memory: memoryview, layout: KVLayout) -> NDArray[Any]:
-    """The pool as [block, layer, byte]."""
-    flat = np.frombuffer(memory, dtype=np.uint8)
-    whole = flat[: len(flat) // layout.block_bytes * layout.block_bytes]
-    return whole.reshape(-1, layout.num_layers, layout.layer_bytes)

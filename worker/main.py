@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import mmap
 import os
 import platform
 import signal
@@ -18,6 +17,7 @@ import torch
 import uvloop
 
 from twinpool.config import Role, TransportName, WorkerConfig
+from twinpool.engine.host_memory import host_memory
 from twinpool.engine.model_runner import Allocate, ModelRunner
 from twinpool.errors import (
     ConfigError,
@@ -124,7 +124,7 @@ async def _run(config: WorkerConfig, make_core: CoreFactory) -> int:
         if _wants_shared_memory(config):
             shared.append(SharedPool(num_bytes, end))
             return shared[0].memory
-        return memoryview(mmap.mmap(-1, num_bytes))
+        return host_memory(num_bytes)
 
     try:
         runner = await asyncio.to_thread(load_runner, config, allocate)

@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from twinpool.errors import LayoutMismatch
-from twinpool.kv_transfer.plan import Run, Shard, compatible, copies, heads_to_send, layer_group, runs
+from twinpool.kv_transfer.plan import Shard, compatible, copies, heads_to_send, layer_group
 from twinpool.layout import Dtype, KVLayout
 
 LAYOUT = KVLayout(num_layers=3, num_kv_heads=2, head_dim=4, block_size=8, dtype=Dtype.FLOAT32)
@@ -101,21 +101,6 @@ def test_shards_of_different_models_are_refused() -> None:
 def test_a_degree_that_does_not_divide_the_heads_is_refused() -> None:
     with pytest.raises(LayoutMismatch, match="must divide"):
         shard(3, 2, 0, 8)
-
-
-def test_neighbouring_pairs_merge_into_runs_of_bounded_length() -> None:
-    assert list(runs([4, 5, 6, 9, 10], [0, 1, 2, 3, 7], max_blocks=8)) == [
-        Run(4, 0, 3),
-        Run(9, 3, 1),
-        Run(10, 7, 1),
-    ]
-    assert list(runs(range(5), range(5), max_blocks=2)) == [Run(0, 0, 2), Run(2, 2, 2), Run(4, 4, 1)]
-    assert list(runs([], [], max_blocks=2)) == []
-
-
-def test_lists_of_different_lengths_are_refused() -> None:
-    with pytest.raises(LayoutMismatch, match="2 source blocks for 1"):
-        list(runs([1, 2], [1], max_blocks=2))
 
 
 def test_layers_are_grouped_until_a_part_is_worth_a_message() -> None:
