@@ -1,0 +1,161 @@
+"""The engine on a CUDA device gives the CPU's tokens, from graphs too, without waiting and without growing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from support.cuda import DEVICE, IS_REHEARSAL
+from support.gpu_engine import SMALL, generate, mirror_of, prompts, runner_on, tables
+from support.rerun import capture
+
+from twinpool.bench.engine.made_models import SMOLLM2_135M, MadeShape, make_model
+from twinpool.engine.batch import SequenceSlice, StepBatch
+from twinpool.engine.gpu.step_inputs import StepInputs
+from twinpool.engine.model_runner import ModelRunner
+from twinpool.request import RequestKey, SamplingParams
+
+CPU = torch.device("cpu")
+LENGTHS = (1, 15, 16, 17, 33, 100, 5, 64)
+GREEDY = SamplingParams(max_tokens=1, seed=0, temperature=0.0)
+REAL = MadeShape() if IS_REHEARSAL else SMOLLM2_135M
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_model(tmp_path_factory.mktemp("small"), SMALL, scale=0.1)
+
+
+@pytest.fixture(scope="module")
+def real_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_model(tmp_path_factory.mktemp("real"), REAL, torch.bfloat16, str(DEVICE), scale=0.05)
+
+
+@pytest.fixture(autouse=True)
+def no_memory_left_behind() -> Iterator[None]:
+    yield
+    if not IS_REHEARSAL:
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+
+
+def decode_slices(
+    runner: ModelRunner, num_seqs: int, context: int, sampling: SamplingParams = GREEDY
+) -> list[SequenceSlice]:
+    """A decode step of so many sequences; what lies before is the pool's garbage."""
+    where = tables(num_seqs, runner.num_blocks)
+    return [
+        SequenceSlice(RequestKey(str(i), 0), [i + 3], context - 1 - i % 7, where[i], sampling)
+        for i in range(num_seqs)
+    ]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_tokens_in_float32_are_the_cpus(model: Path, temperature: float) -> None:
+    ids = prompts(LENGTHS, SMALL.vocab_size)
+    wanted = generate(runner_on(CPU, model), ids, 24, temperature)
+    runner = runner_on(DEVICE, model)
+    assert generate(runner, ids, 24, temperature) == wanted
+    graphs = runner.graphs = capture(runner, len(ids))
+    assert generate(runner, ids, 24, temperature) == wanted
+    assert graphs.num_replayed > 15
+
+
+def test_tokens_in_float32_are_those_of_transformers(model: Path) -> None:
+    transformers = pytest.importorskip(
+        "transformers", reason="the reference is transformers, which is not here"
+    )
+    reference = transformers.AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
+    (prompt,) = prompts((40,), SMALL.vocab_size)
+    (found,) = generate(runner_on(DEVICE, model), [prompt], 16)
+    with torch.inference_mode():
+        logits = reference(torch.tensor([prompt + found[:-1]])).logits[0, -len(found) :]
+    assert logits.argmax(-1).tolist() == found
+
+
+def test_a_replayed_step_gives_the_logits_of_an_eager_one_at_every_size(real_model: Path) -> None:
+    """In bfloat16, at a real model's shape: products of another number of rows may round differently, no more."""
+    runner = runner_on(DEVICE, real_model, "bfloat16", num_blocks=2000)
+    runner.kv.div_(30)
+    graphs = capture(runner, 40)
+    for num_seqs in (1, 3, 8, 17, 40, 2):
+        slices = decode_slices(runner, num_seqs, 150)
+        eager = runner.logits(StepBatch(tuple(slices))).clone()
+        found = graphs.step(slices)
+        assert found is not None
+        error = (found[:num_seqs] - eager).norm() / eager.norm()
+        assert float(error) < 0.02
+
+
+def test_captured_steps_leave_every_other_block_as_it_was(model: Path) -> None:
+    runner = runner_on(DEVICE, model)
+    before = runner.kv.clone()
+    graphs = capture(runner, 8)
+    assert torch.equal(runner.kv, before)
+    slices = decode_slices(runner, 5, 30)
+    graphs.step(slices)
+    written = sorted(piece.block_table[piece.start // 16] for piece in slices)
+    assert (runner.kv != before).flatten(1).any(1).nonzero()[:, 0].tolist() == written
+
+
+@pytest.mark.skipif(IS_REHEARSAL, reason="only a GPU has memory of its own")
+def test_steps_take_no_memory_once_they_are_captured(real_model: Path) -> None:
+    runner = runner_on(DEVICE, real_model, "bfloat16", num_blocks=2000)
+    before = torch.cuda.memory_reserved(DEVICE)
+    runner.graphs = capture(runner, 64)
+    captured = torch.cuda.memory_reserved(DEVICE) - before
+    assert captured < 1 << 30
+    batch = StepBatch(tuple(decode_slices(runner, 64, 100)))
+    runner.run(batch)
+    warm = torch.cuda.memory_allocated(DEVICE), torch.cuda.memory_reserved(DEVICE)
+    for _ in range(50):
+        runner.run(batch)
+    assert (torch.cuda.memory_allocated(DEVICE), torch.cuda.memory_reserved(DEVICE)) == warm
+
+
+@pytest.mark.skipif(IS_REHEARSAL, reason="only a GPU runs beside its host")
+def test_launching_a_prefill_waits_for_nothing(model: Path) -> None:
+    runner = runner_on(DEVICE, model)
+    (prompt,) = prompts((100,), SMALL.vocab_size)
+    slices = [SequenceSlice(RequestKey("a", 0), prompt, 0, tuple(range(8)), GREEDY)]
+    rows = torch.tensor([99]).numpy()
+
+    def launch() -> None:
+        inputs = StepInputs.of(slices, rows, runner.layout.block_size, DEVICE)
+        hidden = runner._model.forward(
+            inputs.token_ids, inputs.batch, runner.kv, inputs.rows, lambda _layer: None
+        )
+        runner._model.logits(hidden)
+
+    with torch.inference_mode():
+        launch()
+        torch.cuda.synchronize()
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            launch()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+
+def test_blocks_that_went_through_both_mirrors_continue_the_answer(model: Path) -> None:
+    prefill, decode = runner_on(DEVICE, model), runner_on(DEVICE, model)
+    (prompt,) = prompts((90,), SMALL.vocab_size)
+    (wanted,) = generate(prefill, [prompt], 12)
+    (sender, sent), (receiver, received) = mirror_of(prefill), mirror_of(decode)
+    source = tables(1, prefill.num_blocks)[0][: prefill.layout.num_blocks(len(prompt))]
+    target = [(block * 7 + 3) % decode.num_blocks for block in source]
+    sender.fetch(source, 0, prefill.layout.num_layers)
+    size = prefill.layout.block_bytes
+    for mine, theirs in zip(source, target, strict=True):
+        received[theirs * size : (theirs + 1) * size] = sent[mine * size : (mine + 1) * size]
+    receiver.store(target)
+    spare = [block for block in range(decode.num_blocks) if block not in target][:2]
+    found = wanted[:1]
+    while len(found) < len(wanted):
+        at = len(prompt) + len(found) - 1
+        key = RequestKey("a", 0)
+        piece = SequenceSlice(key, found[-1:], at, (*target, *spare), GREEDY)
+        found.append(decode.run(StepBatch((piece,))).token_ids[key])
+    assert found == wanted
