@@ -83,6 +83,11 @@ def _variant(dtype: str, width: int, adds: bool) -> Variant:
 
 VARIANTS = tuple(
     _variant(dtype, width, adds)
-    for dtype in ("bf16", "fp16", "fp32")
-    for width, adds in ((128, False), (576, True), (4096, True), (16384, True))
+    for dtype, width, adds in (
+        ("bf16", 128, False),
+        ("bf16", 576, True),
+        ("bf16", 16384, True),
+        ("fp16", 4096, True),
+        ("fp32", 4096, True),
+    )
 )

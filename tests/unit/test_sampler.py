@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import numpy as np
@@ -9,7 +10,8 @@ import pytest
 import torch
 
 from twinpool.engine.batch import SequenceSlice
-from twinpool.engine.sampler import choose_tokens, greedy
+from twinpool.engine.sampler import choose_tokens, greedy, sampling_rows
+from twinpool.kernels.batch_sampling import sample_rows
 from twinpool.kernels.sampling import (
     exponential_reference,
     filter_reference,
@@ -158,6 +160,20 @@ def test_banned_tokens_are_never_chosen_and_unknown_ones_ignored(temperature: fl
         piece.key, piece.token_ids, piece.start, piece.block_table, piece.sampling, (1, 4, 999)
     )
     assert choose_tokens(logits, [banned]) == [3]
+
+
+def test_what_a_gpu_is_told_of_a_batch_gives_the_tokens_that_a_cpu_chooses() -> None:
+    torch.manual_seed(6)
+    logits = torch.randn(5, 97) * 2
+    slices = [
+        slice_of("a", 5, seed=-3), slice_of("b", 2**20, temperature=0.0), slice_of("c", 9, top_k=3, temperature=0.5),
+        slice_of("d", 3, top_p=0.6, min_p=0.05), slice_of("e", 1, seed=2**63),
+    ]  # fmt: skip
+    for row in (1, 3):
+        banned = tuple(logits[row].topk(3).indices.tolist())
+        slices[row] = dataclasses.replace(slices[row], banned_token_ids=(*banned, 1000))
+    rows, marks = sampling_rows(slices)
+    assert sample_rows(logits.clone(), rows, marks).tolist() == choose_tokens(logits.clone(), slices)
 
 
 def test_a_seed_may_be_any_64_bit_number() -> None:
