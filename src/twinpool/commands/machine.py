@@ -16,6 +16,7 @@ import psutil
 
 from twinpool.coordinator.launch import usable_cores
 from twinpool.engine.kv_memory import free_host_memory
+from twinpool.engine.processor import processor
 
 _CHILD_TIMEOUT_S = 30.0
 _PACKAGES = ("torch", "transformers", "tokenizers", "numba", "triton", "ucxx-cu12", "ucxx-cu13", "ucxx")
@@ -57,15 +58,15 @@ class Machine:
 
 def look() -> Machine:
     """Looks at this machine; takes some seconds, because torch and UCX are asked too."""
-    flags, model = _cpu()
+    cpu = processor()
     ucx_transports, ucx_problem = _ucx()
     return Machine(
         system=f"{platform.system()} {platform.machine()}",
         python=platform.python_version(),
         packages={name: version for name in _PACKAGES if (version := _version(name)) is not None},
-        cpu=model,
+        cpu=cpu.name,
         usable_cores=len(usable_cores()),
-        native_bf16=bool(flags & {"avx512_bf16", "amx_bf16", "bf16"}),
+        native_bf16=cpu.has_bfloat16,
         memory_bytes=psutil.virtual_memory().total,
         usable_memory_bytes=free_host_memory(),
         memory_limit_bytes=_memory_limit(),
@@ -81,20 +82,6 @@ def _version(package: str) -> str | None:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return None
-
-
-def _cpu() -> tuple[set[str], str]:
-    """Feature flags and model name."""
-    flags: set[str] = set()
-    model = platform.processor() or platform.machine()
-    info = Path("/proc/cpuinfo")
-    for line in info.read_text(encoding="utf-8").splitlines() if info.is_file() else ():
-        key, _, value = line.partition(":")
-        if key.strip() in ("flags", "Features"):
-            flags.update(value.split())
-        elif key.strip() == "model name":
-            model = value.strip()
-    return flags, model
 
 
 def _memory_limit_file() -> Path | None:
