@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from twinpool.errors import ModelError
-from twinpool.layout import Dtype, KVLayout
+from twinpool.layout import COMPUTE_DTYPES, Dtype, KVLayout
 
 OWN_FAMILIES = {
     "LlamaForCausalLM": "llama",
@@ -235,4 +235,4 @@ def _dtype(top: Mapping[str, Any], raw: Mapping[str, Any]) -> Dtype:
         raw.get("dtype") or raw.get("torch_dtype") or top.get("dtype") or top.get("torch_dtype") or "float32"
     )
     name = str(name).removeprefix("torch.")
-    return Dtype(name) if name in list(Dtype) else Dtype.FLOAT32
+    return Dtype(name) if name in COMPUTE_DTYPES else Dtype.FLOAT32

@@ -19,11 +19,13 @@ from twinpool.engine.gpu.step_inputs import StepInputs
 from twinpool.engine.kv_memory import PoolSize, free_host_memory, free_memory, pool_size
 from twinpool.engine.model_config import ModelConfig
 from twinpool.engine.models import LayerDone, Model
+from twinpool.engine.processor import processor
 from twinpool.engine.sampler import choose_tokens
 from twinpool.engine.weights import Weights, fingerprint, weight_files
 from twinpool.errors import ConfigError
 from twinpool.kernels.paged_attention import PagedBatch
-from twinpool.layout import Dtype, KVLayout
+from twinpool.kernels.quantized_kv import pool_view
+from twinpool.layout import KV_CACHE_DTYPES, Dtype, KVLayout
 from twinpool.request import RequestKey, SamplingParams
 
 Allocate = Callable[[int], memoryview]
@@ -43,7 +45,7 @@ class ModelRunner:
 
     def __init__(
         self, model: Model, model_config: ModelConfig, layout: KVLayout, size: PoolSize, kv: torch.Tensor,
-        memory: memoryview, max_model_len: int, model_fingerprint: str,
+        memory: memoryview, max_model_len: int, model_fingerprint: str, dtype: Dtype,
     ) -> None:  # fmt: skip
         """Use `ModelRunner.load`."""
         self._model = model
@@ -55,7 +57,7 @@ class ModelRunner:
         self.kv = kv
         self.memory = memory
         self.max_model_len = max_model_len
-        self.dtype = layout.dtype
+        self.dtype = dtype
         self.device = kv.device
         self.fingerprint = model_fingerprint
         self.graphs: DecodeGraphs | None = None
@@ -85,7 +87,8 @@ class ModelRunner:
             f"1 to {longest}, the model's context",
         )
         free_bytes = free_memory(device)
-        layout = model_config.kv_layout(config.block_size, dtype)
+        kv_dtype = resolve_kv_dtype(config.kv_cache_dtype, dtype, device)
+        layout = model_config.kv_layout(config.block_size, kv_dtype)
         stored_bytes = sum(path.stat().st_size for path in weight_files(directory))
         weight_bytes = stored_bytes * dtype.num_bytes // model_config.dtype.num_bytes
         on_gpu = device.type == "cuda"
@@ -94,11 +97,11 @@ class ModelRunner:
             num_sharing=config.workers_on_device if on_gpu else config.workers_on_host,
             mirror_bytes=free_host_memory() if on_gpu and spare_bytes else None,
         )  # fmt: skip
-        model = _load_model(model_config, directory, max_model_len, layout, device)
+        model = _load_model(model_config, directory, max_model_len, dtype, device)
         num_spare = max(1, spare_bytes // layout.block_bytes) if spare_bytes else 0
         kv, memory = _lay_out(layout, size.num_blocks + num_spare, device, allocate, mirrored=num_spare > 0)
         name = fingerprint(model_config, directory)
-        return cls(model, model_config, layout, size, kv, memory, max_model_len, name)
+        return cls(model, model_config, layout, size, kv, memory, max_model_len, name, dtype)
 
     @torch.inference_mode()
     def run(self, batch: StepBatch, on_layer_done: LayerDone | None = None) -> StepOutput:
@@ -250,26 +253,27 @@ def resolve_dtype(name: str, device: torch.device) -> Dtype:
         ConfigError: the device does not compute in it.
     """
     if name == "auto":
-        return Dtype.BFLOAT16 if device.type == "cuda" or _cpu_has_bfloat16() else Dtype.FLOAT32
+        return Dtype.BFLOAT16 if device.type == "cuda" or processor().has_bfloat16 else Dtype.FLOAT32
     dtype = Dtype(name)
     supported = device.type == "cuda" or dtype is not Dtype.FLOAT16
     require("--dtype", name, supported, "auto, float32, bfloat16 on a CPU")
     return dtype
 
 
-def _cpu_has_bfloat16() -> bool:
-    """Whether this CPU multiplies bfloat16 natively (x86: AVX512-BF16 or AMX; Arm: the bf16 extension)."""
-    try:
-        words = Path("/proc/cpuinfo").read_text(encoding="utf-8").split()
-    except OSError:
-        return bool(torch.cpu._is_avx512_bf16_supported())
-    return not {"avx512_bf16", "amx_bf16", "bf16"}.isdisjoint(words)
+def resolve_kv_dtype(name: str, dtype: Dtype, device: torch.device) -> Dtype:
+    """The element type of KV: `dtype`, the model's, for "auto".
+
+    Raises:
+        ConfigError: the device's attention does not read it.
+    """
+    require("--kv-cache-dtype", name, name == "auto" or device.type == "cuda", "auto on a CPU")
+    return dtype if name == "auto" else KV_CACHE_DTYPES[name]
 
 
 def _load_model(
-    config: ModelConfig, directory: Path, max_model_len: int, layout: KVLayout, device: torch.device
+    config: ModelConfig, directory: Path, max_model_len: int, compute_dtype: Dtype, device: torch.device
 ) -> Model:
-    dtype: torch.dtype = getattr(torch, layout.dtype.value)
+    dtype: torch.dtype = getattr(torch, compute_dtype.value)
     if config.family is None:
         from twinpool.engine.models.foreign import (
             ForeignModel,
@@ -288,16 +292,16 @@ def _lay_out(
     """The pool, and the host memory that it, or its mirror, lies in."""
     shape = (num_blocks, layout.num_layers, 2, layout.num_kv_heads, layout.block_size, layout.head_dim)
     dtype: torch.dtype = getattr(torch, layout.dtype.value)
-    if device.type == "cuda" and not mirrored:
-        return torch.zeros(shape, dtype=dtype, device=device), memoryview(b"")
     num_bytes = num_blocks * layout.block_bytes
-    memory = allocate(num_bytes)
-    if memory.nbytes < num_bytes or memory.readonly:
-        raise ConfigError(f"the KV pool needs {num_bytes} writable bytes; {memory.nbytes} were given")
-    memory = memory.cast("B")[:num_bytes]
-    if device.type == "cuda":
-        return torch.zeros(shape, dtype=dtype, device=device), memory
-    return torch.frombuffer(memory, dtype=dtype).view(shape), memory
+    memory = memoryview(b"")
+    if device.type == "cpu" or mirrored:
+        memory = allocate(num_bytes)
+        if memory.nbytes < num_bytes or memory.readonly:
+            raise ConfigError(f"the KV pool needs {num_bytes} writable bytes; {memory.nbytes} were given")
+        memory = memory.cast("B")[:num_bytes]
+    if device.type == "cpu":
+        return pool_view(torch.frombuffer(memory, dtype=torch.uint8), shape, dtype), memory
+    return pool_view(torch.zeros(num_bytes, dtype=torch.uint8, device=device), shape, dtype), memory
 
 
 def _ignore(_layer: int) -> None:

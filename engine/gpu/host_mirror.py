@@ -17,6 +17,8 @@ from typing import Any
 
 import torch
 
+from twinpool.kernels.block_copy import block_runs
+
 log = logging.getLogger(__name__)
 
 
@@ -44,8 +46,8 @@ class HostMirror:
     """
 
     def __init__(self, kv: torch.Tensor, memory: memoryview) -> None:
-        self._kv = kv
-        self._host = torch.frombuffer(memory, dtype=kv.dtype).view(kv.shape)
+        self._kv = block_runs(kv)
+        self._host = torch.frombuffer(memory, dtype=torch.uint8)[: self._kv.numel()].view(self._kv.shape)
         stream: Any = torch.cuda.Stream  # torch leaves its constructor untyped
         self._stream = stream(kv.device) if kv.device.type == "cuda" else None
         self.is_pinned = self._stream is not None and self._pin(memory.nbytes)

@@ -47,6 +47,9 @@ _ENGINE = (
     Flag("--dtype", EngineConfig, "dtype", "NAME",
          "auto, float32, bfloat16 or float16 (auto: bfloat16 where the processor has it natively, else float32; "
          "only float32 gives a request the same tokens every time)"),
+    Flag("--kv-cache-dtype", EngineConfig, "kv_cache_dtype", "NAME",
+         "auto, fp8 or int8: KV as the model computes (auto) or in 8 bits, on a GPU only; half the memory and traffic, "
+         "other tokens now and then"),
     Flag("--device", EngineConfig, "device", "NAME", "auto, cpu, cuda or cuda:N"),
     Flag("--block-size", EngineConfig, "block_size", "TOKENS", "token slots per KV block", int),
     Flag("--num-blocks", EngineConfig, "num_blocks", "N",

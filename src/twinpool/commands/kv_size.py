@@ -7,7 +7,7 @@ import re
 
 from twinpool.config import EngineConfig, require
 from twinpool.errors import ConfigError
-from twinpool.layout import Dtype, KVLayout
+from twinpool.layout import COMPUTE_DTYPES, KV_CACHE_DTYPES, Dtype, KVLayout
 
 _SHAPE_FLAGS = ("layers", "kv_heads", "head_dim")
 _DEFAULT_CONTEXT = 4096
@@ -22,7 +22,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "kv-size",
         help="bytes of KV per token, block and sequence, and how many sequences fit",
         description="Computes how much memory a model's KV takes and what fits into a given memory. "
-        "KV bytes per token = 2 × layers × KV heads × head size × bytes per element.",
+        "KV bytes per token = 2 × layers × KV heads × head size × bytes per element; "
+        "in int8 each of those vectors has 4 bytes of scale too.",
         epilog="example: twinpool kv-size --layers 32 --kv-heads 8 --head-dim 128 --memory 80GiB",
     )
     add = parser.add_argument
@@ -32,6 +33,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     add("--kv-heads", type=int, metavar="N", help="instead of a MODEL: its key/value heads")
     add("--head-dim", type=int, metavar="N", help="instead of a MODEL: elements of one head")
     add("--dtype", default="auto", help="float32, bfloat16, float16 or auto (the MODEL's own, else bfloat16)")
+    add("--kv-cache-dtype", default="auto", help="auto (as --dtype), fp8 or int8")
     add("--block-size", type=int, default=16, metavar="TOKENS", help="token slots per block (default 16)")
     add(
         "--context",
@@ -111,7 +113,7 @@ def _given_shape(args: argparse.Namespace) -> tuple[str, KVLayout, int]:
         )
     if args.model is not None:
         raise ConfigError(f"MODEL is {args.model!r} and --layers is {args.layers}; give one or the other")
-    dtype = Dtype.BFLOAT16 if args.dtype == "auto" else Dtype(args.dtype)
+    dtype = _kv_dtype(args, Dtype.BFLOAT16)
     shape = (args.layers, args.kv_heads, args.head_dim, args.block_size)
     context = _DEFAULT_CONTEXT if args.context is None else args.context
     return "given shape", KVLayout(*shape, dtype), context
@@ -123,14 +125,21 @@ def _model_shape(args: argparse.Namespace) -> tuple[str, KVLayout, int]:
 
     model = resolve(args.model, needs_weights=False)
     config = ModelConfig.from_dir(model.path)
-    dtype = config.dtype if args.dtype == "auto" else Dtype(args.dtype)
+    dtype = _kv_dtype(args, config.dtype)
     context = config.max_positions if args.context is None else args.context
     return model.name, config.kv_layout(args.block_size, dtype), context
 
 
+def _kv_dtype(args: argparse.Namespace, own: Dtype) -> Dtype:
+    if args.kv_cache_dtype != "auto":
+        return KV_CACHE_DTYPES[args.kv_cache_dtype]
+    return own if args.dtype == "auto" else Dtype(args.dtype)
+
+
 def _check(args: argparse.Namespace) -> None:
-    allowed = ("auto", *Dtype)
-    require("--dtype", args.dtype, args.dtype in allowed, ", ".join(allowed))
+    for flag, names in (("--dtype", COMPUTE_DTYPES), ("--kv-cache-dtype", KV_CACHE_DTYPES)):
+        value, allowed = getattr(args, flag[2:].replace("-", "_")), ("auto", *names)
+        require(flag, value, value in allowed, ", ".join(allowed))
     for name in ("block_size", "context", *_SHAPE_FLAGS):
         value = getattr(args, name)
         require(f"--{name.replace('_', '-')}", value, value is None or value >= 1, "1 or more")
