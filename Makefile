@@ -1,6 +1,6 @@
 # `make help` lists what there is. Everything runs in .venv, which `make setup` creates.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test explore check lint types gpu-compile imports format serve soak chaos storm overload canary clean
+.PHONY: help setup demo test explore check lint types gpu-compile imports format serve soak chaos storm overload canary bench bench-check bench-baseline targets clean
 PYTHON_BIN := .venv/bin/python
 export HF_HUB_OFFLINE ?= 1
 
@@ -54,6 +54,18 @@ overload: setup ## prove it: at twice its capacity a server keeps its promises t
 
 canary: setup ## prove it: the same prompts have the same tokens through a soak of 20 minutes
 	@$(PYTHON_BIN) -m twinpool.bench.canary $(ARGS)
+
+bench: setup ## measure: each part of the engine beside what this machine allows (6 minutes; ARGS="--quick": 1 minute)
+	@.venv/bin/twinpool bench engine $(ARGS)
+
+bench-check: setup ## measure: is a part further from its floor than the stored baseline? (1 minute)
+	@.venv/bin/twinpool bench engine --quick --check bench/baseline.json $(ARGS)
+
+bench-baseline: setup ## measure: renew the baseline of this class of machines (3 minutes)
+	@.venv/bin/twinpool bench engine --quick --renew bench/baseline.json $(ARGS)
+
+targets: setup ## measure: all targets of speed in one table, whole servers included (5 minutes)
+	@$(PYTHON_BIN) -m twinpool.bench.targets $(ARGS)
 
 clean: ## remove .venv and caches (not the model in your cache directory)
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache build *.egg-info

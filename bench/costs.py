@@ -36,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs the program; returns its exit status."""
     parser = program.parser(__doc__ or "", "--prefill 1 --decode 1")
     parser.add_argument("--streams", type=program.count, default=64, metavar="N", help="at once (64)")
-    parser.add_argument("--tokens", type=program.count, default=80, metavar="N", help="of each (80)")
+    parser.add_argument("--tokens", type=program.count, default=160, metavar="N", help="of each (160)")
     parser.add_argument(
         "--limits",
         type=Path,

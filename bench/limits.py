@@ -13,7 +13,7 @@ from pathlib import Path
 from twinpool.bench.engine.floors import Ceilings, Shape
 from twinpool.errors import TwinpoolError
 
-_LIMIT_S = 90.0
+_LIMIT_S = 240.0
 
 
 class LimitsUnknown(TwinpoolError):

@@ -56,15 +56,18 @@ def load_runner(directory: Path, dtype: str, device: str, threads: int, num_toke
 class ModelBed:
     """A loaded model on one device. Every sequence has blocks of its own, anywhere in the pool, as after long use."""
 
-    def __init__(self, directory: Path, dtype: str, device: str, threads: int, num_tokens: int) -> None:
-        """Loads the model with a pool for `num_tokens` tokens in sequences of any length, and compiles its kernels.
+    def __init__(
+        self, directory: Path, dtype: str, device: str, threads: int, num_tokens: int, most_decodes: int = 64
+    ) -> None:
+        """Loads the model with a pool for `num_tokens` tokens in sequences of any length, and compiles its kernels; on a
+        GPU captures decode steps of up to `most_decodes` sequences.
 
         Raises:
             ModelError: the model cannot be read or run.
             ConfigError: a setting does not fit the model or this machine.
         """
         self.runner = load_runner(directory, dtype, device, threads, num_tokens)
-        self.runner.warm_up()
+        self.runner.warm_up(most_decodes)
         self.shape = shape_of(self.runner.model_config, self.runner.dtype)
         self._random = np.random.default_rng(0)
         # Pages that were only zeroed may all be the same page of physical memory.

@@ -30,7 +30,8 @@ Cases = Sequence[tuple[str, Sequence[Piece]]]
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """What is measured. `decode` has (batch, context); `rounds` and `most_s` bound each measurement."""
+    """What is measured. `decode` has (batch, context), `rows` those of matrix products, `tokens` those of what only
+    moves; `rounds` and `most_s` bound each measurement."""
 
     rounds: int
     most_s: float
@@ -38,6 +39,7 @@ class Sizes:
     decode: Sequence[tuple[int, int]]
     attention: Cases
     rows: Sequence[int]
+    tokens: Sequence[int]
     batches: Sequence[int]
     transferred: Sequence[int]
     starts: int
@@ -65,6 +67,7 @@ FULL = Sizes(
         ("prefill, 512 tokens behind 1536", [Piece(1536, 512)]),
     ),
     rows=(1, 8, 32, 512),
+    tokens=(32, 512),
     batches=(1, 32),
     transferred=(16, 256, 1024),
     starts=3,
@@ -79,6 +82,7 @@ QUICK = Sizes(
         ("prefill, 512 tokens", [Piece(0, 512)]),
     ),
     rows=(1, 32, 512),
+    tokens=(512,),
     batches=(32,),
     transferred=(1024,),
     starts=1,
@@ -144,7 +148,7 @@ def _attention(run: Run) -> None:
 
 
 def _kv(run: Run) -> None:
-    operations.kv(run.bench, run.bed, run.settings.sizes.rows)
+    operations.kv(run.bench, run.bed, run.settings.sizes.tokens)
 
 
 def _linear(run: Run) -> None:
@@ -152,7 +156,7 @@ def _linear(run: Run) -> None:
 
 
 def _elementwise(run: Run) -> None:
-    operations.elementwise(run.bench, run.bed, run.settings.sizes.rows)
+    operations.elementwise(run.bench, run.bed, run.settings.sizes.tokens)
 
 
 def _sampling(run: Run) -> None:

@@ -1,0 +1,137 @@
+"""`twinpool bench engine`, run as its user runs it, on a tiny model; and what it says to wrong flags."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from support.served_model import save_served_model
+from support.server import server_environment
+
+from twinpool.bench.engine import GROUPS
+from twinpool.bench.limits import EngineFigures, LimitsUnknown
+from twinpool.cli import main
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_served_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(autouse=True)
+def _same_cores_afterwards() -> object:
+    cores = os.sched_getaffinity(0)
+    yield
+    os.sched_setaffinity(0, cores)
+
+
+def bench(model: Path, *arguments: str) -> int:
+    return main(["bench", "engine", str(model), "--quick", "--dtype", "float32", *arguments])
+
+
+def test_a_quick_run_measures_every_part_beside_its_floor_and_writes_all_of_it(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report, plot = tmp_path / "report.json", tmp_path / "roofline.png"
+    assert bench(model, "--json", str(report), "--plot", str(plot)) == 0
+    values = json.loads(report.read_text())
+    assert values["is_complete"]
+    assert {row["group"] for row in values["measurements"]} == {
+        "kv write" if name == "kv" else name for name in GROUPS
+    }
+    for row in values["measurements"]:
+        assert len(row["seconds"]) >= 1
+        assert all(seconds > 0 for seconds in row["seconds"])
+        assert len(row["floor_s"]) in (0, len(row["seconds"]))
+    assert plot.stat().st_size > 10_000
+    said = capsys.readouterr()
+    assert "decode: batch 1, context 512" in said.out
+    assert "ceiling, 1 thread, float32" in said.out
+    assert "decode: batch 1, context 512" in said.err
+    figures = EngineFigures.read(report.read_text())
+    assert figures.shape.vocab == 320
+    assert figures.ratios["decode: batch 1, context 512"] > 0
+
+
+def test_a_run_within_its_baseline_passes_and_one_beyond_fails_by_name(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "baseline.json"
+    only = ("--only", "sampling")
+    assert bench(model, *only, "--renew", str(file), "--passes", "2") == 0
+    values = json.loads(file.read_text())
+    (machine,) = values
+    assert values[machine].keys() == {
+        f"sampling: {how}, batch 32" for how in ("greedy", "temperature", "top-k and top-p")
+    }
+    for entry in values[machine].values():
+        entry["tolerance"] = 1e6
+    file.write_text(json.dumps(values))
+    assert bench(model, *only, "--check", str(file)) == 0
+    values[machine]["sampling: greedy, batch 32"] = {"ratio": 1e-6, "tolerance": 0.1}
+    file.write_text(json.dumps(values))
+    capsys.readouterr()
+    assert bench(model, *only, "--check", str(file)) == 1
+    said = capsys.readouterr().out
+    assert "WORSE  sampling: greedy, batch 32" in said
+    assert "1 of 3 operations are worse" in said
+
+
+def test_a_machine_without_a_baseline_is_told_so_and_is_no_success(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "baseline.json"
+    file.write_text('{"another machine": {}}')
+    assert bench(model, "--only", "ceilings", "--check", str(file)) == 3
+    assert "NOT CHECKED" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--only", "speed"], "--only is 'speed'; allowed: names among prefill, decode"),
+        (["--threads", "0"], "--threads is 0"),
+        (["--cores", "4000"], "--cores is '4000'; allowed: cores among"),
+        (["--cores", "a"], "--cores is 'a'"),
+        (["--json", "/missing/report.json"], "--json is '/missing/report.json'; allowed: a file in a folder"),
+        (["--plot", "roofline.txt"], "--plot is 'roofline.txt'; allowed: a name that ends in"),
+        (["--passes", "0"], "--passes is 0"),
+        (["--dtype", "int3"], "--dtype is 'int3'"),
+    ],
+)
+def test_a_wrong_flag_gives_one_clear_line(
+    model: Path, capsys: pytest.CaptureFixture[str], arguments: Sequence[str], words: str
+) -> None:
+    assert bench(model, *arguments) == 2
+    said = capsys.readouterr().err
+    assert words in said
+    assert len(said.splitlines()) == 1
+
+
+def test_ctrl_c_prints_and_writes_what_was_found_until_then(model: Path, tmp_path: Path) -> None:
+    report = tmp_path / "report.json"
+    command = [sys.executable, "-m", "twinpool", "bench", "engine", str(model), "--json", str(report)]
+    only = ["--only", "sampling,attention,linear"]
+    with subprocess.Popen(
+        [*command, *only], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=server_environment()
+    ) as program:
+        assert program.stderr is not None
+        assert program.stderr.readline().startswith("attention: ")
+        program.send_signal(signal.SIGINT)
+        said, _ = program.communicate(timeout=60)
+    assert program.returncode == 130
+    assert "interrupted: these are the results so far" in said
+    values = json.loads(report.read_text())
+    assert not values["is_complete"]
+    assert values["measurements"][0]["group"] == "attention"
+
+
+def test_a_report_of_something_else_is_told() -> None:
+    with pytest.raises(LimitsUnknown, match="not a report"):
+        EngineFigures.read('{"title": "canary"}')
