@@ -136,13 +136,14 @@ def copies(
         found.extend(
             ByteRange(
                 source_blocks[from_block],
-                _slot_offset(source, plane, head, from_slot),
+                _head_offset(source, plane, head) + from_offset + from_slot * slot_bytes,
                 target_blocks[to_block],
-                _slot_offset(target, plane, head, to_slot),
-                length * ours.head_dim * ours.dtype.num_bytes,
+                _head_offset(target, plane, head) + to_offset + to_slot * slot_bytes,
+                length * slot_bytes,
             )
             for plane in range(2 * ours.num_layers)
             for head in heads
+            for (from_offset, slot_bytes), (to_offset, _) in zip(_parts(ours), _parts(other), strict=True)
         )
     return _merged(found)
 
@@ -157,11 +158,17 @@ def _token_runs(source_size: int, target_size: int, num_tokens: int) -> Iterator
         token = end
 
 
-def _slot_offset(shard: Shard, plane: int, head: int, slot: int) -> int:
-    """Byte offset in a block of one token's vector; `plane` counts (layer, k|v) pairs."""
+def _head_offset(shard: Shard, plane: int, head: int) -> int:
+    """Byte offset in a block of one head; `plane` counts (layer, k|v) pairs."""
     layout = shard.layout
-    row = (plane * layout.num_kv_heads + head - shard.heads.start) * layout.block_size + slot
-    return row * layout.head_dim * layout.dtype.num_bytes
+    return (plane * layout.num_kv_heads + head - shard.heads.start) * layout.head_bytes
+
+
+def _parts(layout: KVLayout) -> tuple[tuple[int, int], ...]:
+    """(byte offset within a head, bytes per slot) of the vectors, and of their scales where there are any."""
+    vectors = (0, layout.head_dim * layout.dtype.num_bytes)
+    scales = (layout.block_size * vectors[1], layout.dtype.scale_bytes)
+    return (vectors, scales) if scales[1] else (vectors,)
 
 
 def _merged(ranges: list[ByteRange]) -> list[ByteRange]:

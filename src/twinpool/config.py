@@ -97,9 +97,9 @@ class EngineConfig:
     """One worker's engine.
 
     `model_dir` holds config.json, safetensors and tokenizer (what `engine.model_files.resolve` returns). `dtype` is
-    "auto" or a type that models compute in, `kv_cache_dtype` "auto" (the same) or one of `KV_CACHE_DTYPES`. `num_blocks`
-    fixes the KV pool's size; None takes `kv_memory_fraction` of the memory that is free on the device when the worker
-    starts, shared by `workers_on_host` workers, on a GPU by the `workers_on_device` of them that use the same one.
+    "auto" or a type to compute in, `kv_cache_dtype` "auto" (the same) or one of `KV_CACHE_DTYPES`. `num_blocks` fixes
+    the KV pool's size; None takes `kv_memory_fraction` of the memory that is free on the device when the worker starts,
+    shared by `workers_on_host` workers, on a GPU by the `workers_on_device` of them that use the same one.
     `max_model_len` None is the model's own context. `threads` bounds the CPU threads of the model, `cpu_cores` are the
     cores to pin them to (empty: not pinned). A step that runs for `step_timeout_s` is taken for stuck, and the worker
     ends itself.

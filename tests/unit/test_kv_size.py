@@ -39,6 +39,14 @@ def test_float32_takes_twice_as_much(capsys: pytest.CaptureFixture[str]) -> None
     assert "per token 256 KiB" in printed(capsys, *EIGHT_B, "--dtype", "float32")
 
 
+def test_kv_in_8_bits_takes_half_and_integers_their_scales(capsys: pytest.CaptureFixture[str]) -> None:
+    """32 layers × 2 × 8 heads have 512 vectors of 128 bytes per token; a scale has 4 more."""
+    assert "per token 64 KiB" in printed(capsys, *EIGHT_B, "--kv-cache-dtype", "fp8")
+    assert "per token 66 KiB" in printed(capsys, *EIGHT_B, "--kv-cache-dtype", "int8", "--dtype", "float32")
+    assert main((*EIGHT_B, "--kv-cache-dtype", "int4")) == 2
+    assert "--kv-cache-dtype is 'int4'; allowed: auto, fp8, int8" in capsys.readouterr().err
+
+
 def test_a_model_directory_needs_no_weights(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """Key/value heads count, never query heads; the context is the model's."""
     config = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "hidden_size": 1024, "head_dim": 128,

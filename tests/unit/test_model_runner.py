@@ -14,7 +14,7 @@ import torch
 from tests.support.tiny_models import TINY, load_runner, piece, save_tiny_model, step, tokens
 
 from twinpool.config import EngineConfig
-from twinpool.engine.model_runner import ModelRunner, resolve_device, resolve_dtype
+from twinpool.engine.model_runner import ModelRunner, resolve_device, resolve_dtype, resolve_kv_dtype
 from twinpool.engine.weights import weight_files
 from twinpool.errors import ConfigError, ModelError
 from twinpool.layout import Dtype
@@ -196,6 +196,14 @@ def test_float16_is_refused_on_a_cpu_and_auto_is_a_type_it_computes_in() -> None
         resolve_dtype("float16", cpu)
     assert resolve_dtype("auto", cpu) in (Dtype.FLOAT32, Dtype.BFLOAT16)
     assert resolve_dtype("bfloat16", cpu) is Dtype.BFLOAT16
+
+
+def test_kv_in_8_bits_is_refused_on_a_cpu() -> None:
+    cpu, gpu = torch.device("cpu"), torch.device("cuda")
+    assert resolve_kv_dtype("auto", Dtype.FLOAT32, cpu) is Dtype.FLOAT32
+    with pytest.raises(ConfigError, match="--kv-cache-dtype is 'fp8'; allowed: auto on a CPU"):
+        resolve_kv_dtype("fp8", Dtype.FLOAT32, cpu)
+    assert resolve_kv_dtype("int8", Dtype.BFLOAT16, gpu) is Dtype.INT8
 
 
 def test_memory_that_is_too_small_or_read_only_is_refused(model_dir: Path) -> None:

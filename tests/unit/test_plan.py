@@ -72,6 +72,39 @@ def test_every_target_rank_gets_its_heads_and_tokens_from_all_source_ranks(
             assert written.sum() == np.count_nonzero(wanted) * 4
 
 
+def int8_pool_of(part: Shard, kv: NDArray[Any], table: list[int], num_blocks: int) -> NDArray[Any]:
+    """A rank's int8 pool as bytes: of each head all vectors, then their scales. `kv` has both for each token."""
+    layout = part.layout
+    planes = 2 * layout.num_layers
+    pool = np.zeros((num_blocks, planes, layout.num_kv_heads, layout.head_bytes), np.uint8)
+    scales = pool[..., layout.block_size * layout.head_dim :]
+    for token in range(kv.shape[2]):
+        block, slot = divmod(token, layout.block_size)
+        at = slice(slot * layout.head_dim, (slot + 1) * layout.head_dim)
+        pool[table[block], :, :, at] = kv[:, part.heads, token, : layout.head_dim]
+        at = slice(slot * 4, (slot + 1) * 4)
+        scales[table[block], :, :, at] = kv[:, part.heads, token, layout.head_dim :]
+    return pool.reshape(num_blocks, -1)
+
+
+@pytest.mark.parametrize(("source_size", "target_size"), [(8, 8), (8, 16), (16, 8)])
+def test_the_scales_of_int8_move_with_their_vectors(source_size: int, target_size: int) -> None:
+    int8 = replace(LAYOUT, dtype=Dtype.INT8)
+    kv = np.random.default_rng(0).integers(1, 256, (6, 2, 29, 4 + 4)).astype(np.uint8)
+    source = Shard(replace(int8, block_size=source_size), 0, 1, 2)
+    flat = int8_pool_of(source, kv, [3, 0, 4, 1], 6)
+    for rank in range(2):
+        target = Shard(replace(int8, num_kv_heads=1, block_size=target_size), rank, 2, 2)
+        wanted = int8_pool_of(target, kv, [5, 2, 1, 0], 6)
+        found = np.zeros_like(wanted)
+        for r in copies(source, target, [3, 0, 4, 1], [5, 2, 1, 0], 29):
+            moved = flat[r.source_block, r.source_offset : r.source_offset + r.length]
+            found[r.target_block, r.target_offset : r.target_offset + r.length] = moved
+        assert (found == wanted).all()
+    whole = copies(source, source, [5], [0], source_size)
+    assert [r.length for r in whole] == [source.layout.block_bytes]
+
+
 def test_replicated_heads_are_read_from_different_source_ranks() -> None:
     targets = [shard(1, 4, rank, 8) for rank in range(4)]
     sources = [shard(1, 4, rank, 8) for rank in range(4)]
