@@ -5,18 +5,16 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 from support.served_model import save_served_model
-from support.server import server_environment
 
-from twinpool.bench.engine import GROUPS
+from twinpool.bench.engine import GROUPS, ceilings
 from twinpool.bench.limits import EngineFigures, LimitsUnknown
 from twinpool.cli import main
+from twinpool.commands import bench as command
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +23,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def _same_cores_afterwards() -> object:
+def _small_limits_and_the_same_cores_afterwards(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(ceilings, "_MOST_READ_BYTES", 4 << 20)
+    monkeypatch.setattr(ceilings, "_CPU_PRODUCTS", ((64, 64, 64),))
     cores = os.sched_getaffinity(0)
     yield
     os.sched_setaffinity(0, cores)
@@ -114,22 +114,16 @@ def test_a_wrong_flag_gives_one_clear_line(
     assert len(said.splitlines()) == 1
 
 
-def test_ctrl_c_prints_and_writes_what_was_found_until_then(model: Path, tmp_path: Path) -> None:
+def test_ctrl_c_prints_and_writes_what_was_found_until_then(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     report = tmp_path / "report.json"
-    command = [sys.executable, "-m", "twinpool", "bench", "engine", str(model), "--json", str(report)]
-    only = ["--only", "sampling,attention,linear"]
-    with subprocess.Popen(
-        [*command, *only], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=server_environment()
-    ) as program:
-        assert program.stderr is not None
-        assert program.stderr.readline().startswith("attention: ")
-        program.send_signal(signal.SIGINT)
-        said, _ = program.communicate(timeout=60)
-    assert program.returncode == 130
-    assert "interrupted: these are the results so far" in said
+    monkeypatch.setattr(command, "_published", lambda _: signal.raise_signal(signal.SIGINT))
+    assert bench(model, "--only", "sampling,attention,linear", "--json", str(report)) == 130
+    assert "interrupted: these are the results so far" in capsys.readouterr().out
     values = json.loads(report.read_text())
     assert not values["is_complete"]
-    assert values["measurements"][0]["group"] == "attention"
+    assert [row["group"] for row in values["measurements"]] == ["attention"]
 
 
 def test_a_report_of_something_else_is_told() -> None:
