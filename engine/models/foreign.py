@@ -23,6 +23,7 @@ from transformers.utils import logging as transformers_logging
 from twinpool.engine.model_config import ModelConfig
 from twinpool.engine.models import LayerDone
 from twinpool.errors import ModelError
+from twinpool.kernels.gpu.batch import DeviceBatch
 from twinpool.kernels.kv_write import kv_write
 from twinpool.kernels.paged_attention import AttentionParams, PagedBatch, paged_attention
 
@@ -137,6 +138,13 @@ def _load(config: ModelConfig, directory: Path, dtype: torch.dtype, device: torc
 def _one_sequence(start: int, end: int, device: torch.device) -> PagedBatch:
     """Positions [start, end) of a sequence in blocks 0 and 1 of 16 slots."""
     positions = torch.arange(start, end, device=device)
+    on_device = None
+    if device.type == "cuda":
+        query_starts, ends, block_tables = (
+            torch.tensor(numbers, dtype=torch.int32, device=device)
+            for numbers in ([0, end - start], [end], [[0, 1]])
+        )
+        on_device = DeviceBatch(query_starts, ends, block_tables, num_decodes=0, most_queries=end - start)
     return PagedBatch(
         query_starts=np.array([0, end - start]),
         ends=np.array([end]),
@@ -144,6 +152,7 @@ def _one_sequence(start: int, end: int, device: torch.device) -> PagedBatch:
         table_starts=np.array([0, 2]),
         slots=positions,
         positions=positions,
+        on_device=on_device,
     )
 
 
