@@ -203,6 +203,9 @@ def pack(
     slices: Sequence[SequenceSlice], block_size: int, device: torch.device
 ) -> tuple[torch.Tensor, PagedBatch]:
     """The slices one after the other: token ids, int64 [tokens], and where their KV is."""
+    if device.type == "cuda":
+        inputs = StepInputs.of(slices, np.empty(0, np.int64), block_size, device)
+        return inputs.token_ids, inputs.batch
     counts = np.fromiter((len(piece.token_ids) for piece in slices), np.int64, len(slices))
     starts = np.fromiter((piece.start for piece in slices), np.int64, len(slices))
     query_starts = np.concatenate((np.zeros(1, np.int64), np.cumsum(counts)))

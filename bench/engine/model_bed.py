@@ -59,8 +59,8 @@ class ModelBed:
     def __init__(
         self, directory: Path, dtype: str, device: str, threads: int, num_tokens: int, most_decodes: int = 64
     ) -> None:
-        """Loads the model with a pool for `num_tokens` tokens in sequences of any length, and compiles its kernels; on a
-        GPU captures decode steps of up to `most_decodes` sequences.
+        """Loads the model with a pool for `num_tokens` tokens in sequences of any length, and compiles its kernels; on
+        a GPU captures decode steps of up to `most_decodes` sequences.
 
         Raises:
             ModelError: the model cannot be read or run.

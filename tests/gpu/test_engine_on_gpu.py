@@ -18,7 +18,9 @@ from twinpool.engine.model_runner import ModelRunner
 from twinpool.request import RequestKey, SamplingParams
 
 CPU = torch.device("cpu")
-LENGTHS = (1, 15, 16, 17, 33, 100, 5, 64)
+LENGTHS = (1, 17, 50) if IS_REHEARSAL else (1, 15, 16, 17, 33, 100, 5, 64)
+COUNT = 4 if IS_REHEARSAL else 24
+SIZES = (1, 3) if IS_REHEARSAL else (1, 3, 8, 17, 40, 2)
 GREEDY = SamplingParams(max_tokens=1, seed=0, temperature=0.0)
 REAL = MadeShape() if IS_REHEARSAL else SMOLLM2_135M
 
@@ -55,14 +57,15 @@ def decode_slices(
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_tokens_in_float32_are_the_cpus(model: Path, temperature: float) -> None:
     ids = prompts(LENGTHS, SMALL.vocab_size)
-    wanted = generate(runner_on(CPU, model), ids, 24, temperature)
+    wanted = generate(runner_on(CPU, model), ids, COUNT, temperature)
     runner = runner_on(DEVICE, model)
-    assert generate(runner, ids, 24, temperature) == wanted
+    assert generate(runner, ids, COUNT, temperature) == wanted
     graphs = runner.graphs = capture(runner, len(ids))
-    assert generate(runner, ids, 24, temperature) == wanted
-    assert graphs.num_replayed > 15
+    assert generate(runner, ids, COUNT, temperature) == wanted
+    assert IS_REHEARSAL or graphs.num_replayed > 15
 
 
+@pytest.mark.skipif(IS_REHEARSAL, reason="tests/oracle compares the CPU's tokens with those of transformers")
 def test_tokens_in_float32_are_those_of_transformers(model: Path) -> None:
     transformers = pytest.importorskip(
         "transformers", reason="the reference is transformers, which is not here"
@@ -77,10 +80,10 @@ def test_tokens_in_float32_are_those_of_transformers(model: Path) -> None:
 
 def test_a_replayed_step_gives_the_logits_of_an_eager_one_at_every_size(real_model: Path) -> None:
     """In bfloat16, at a real model's shape: products of another number of rows may round differently, no more."""
-    runner = runner_on(DEVICE, real_model, "bfloat16", num_blocks=2000)
+    runner = runner_on(DEVICE, real_model, "bfloat16", num_blocks=160 if IS_REHEARSAL else 2000)
     runner.kv.div_(30)
-    graphs = capture(runner, 40)
-    for num_seqs in (1, 3, 8, 17, 40, 2):
+    graphs = capture(runner, max(SIZES))
+    for num_seqs in SIZES:
         slices = decode_slices(runner, num_seqs, 150)
         eager = runner.logits(StepBatch(tuple(slices))).clone()
         found = graphs.step(slices)
