@@ -106,7 +106,6 @@ async def sender(
 
     Raises:
         TransportUnavailable: the machine cannot.
-        TransferError: the receiver's memory cannot be mapped.
         PeerLost: nothing answers at `address`.
         ConfigError: `faults` is malformed.
     """
@@ -126,11 +125,7 @@ async def _plain_sender(
     match name:
         case TransportName.SHM:
             sender = shm.ShmSender(address, region)
-            try:
-                await sender.map_pages()
-            except BaseException:  # cancelled, too: nobody else would close it
-                await sender.close()
-                raise
+            sender.map_pages()
             return sender
         case TransportName.TCP:
             return await tcp_sender.TcpSender.connect(address, region, end, seal=seal)
