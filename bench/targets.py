@@ -147,7 +147,7 @@ def _costs(folder: Path) -> list[Target]:
     ]
 
 
-PROGRAMS: Mapping[str, Callable[[Path], list[Target]]] = {
+PROGRAMS: dict[str, Callable[[Path], list[Target]]] = {
     "engine": _engine,
     "isolation": _isolation,
     "makespan": _makespan,
@@ -212,7 +212,8 @@ def _print(targets: Sequence[Target]) -> None:
 
     table = Table(title="Targets", title_justify="left")
     for name in ("work", "beside", "reached", "wanted", "", "binds"):
-        table.add_column(name, justify="right" if name in ("reached", "wanted") else "left", no_wrap=True)
+        is_short = name in ("reached", "wanted", "")
+        table.add_column(name, justify="right" if name in ("reached", "wanted") else "left", no_wrap=is_short)
     for target in targets:
         digits = 2 if target.unit == "×" else 1
         reached = f"{target.reached:.{digits}f} {target.unit}"

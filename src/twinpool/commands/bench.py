@@ -138,7 +138,8 @@ def _show(report: EngineReport) -> None:
     from rich.console import Console
 
     console = Console(width=None if sys.stdout.isatty() else _WIDTH, highlight=False)
-    console.print(report.table())
+    if report.measurements:
+        console.print(report.table())
     for line in report.words():
         console.print(line, markup=False, soft_wrap=True)
 
