@@ -17,7 +17,6 @@ import torch
 
 from twinpool.kernels.compiler import (
     HAS_COMPILER,
-    cgutils,
     intrinsic,
     ir,
     numba,
@@ -98,26 +97,10 @@ def _bits_of_float(typing_context: Any, value: Any) -> Any:
     return types.uint32(types.float32), generate
 
 
-def _prefetch(typing_context: Any, array: Any, index: Any) -> Any:
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        struct = context.make_array(signature.args[0])(context, builder, args[0])
-        byte_pointer = ir.IntType(8).as_pointer()
-        address = builder.bitcast(builder.gep(struct.data, [args[1]]), byte_pointer)
-        flag = ir.IntType(32)
-        kind = ir.FunctionType(ir.VoidType(), [byte_pointer, flag, flag, flag])
-        insert: Any = cgutils.get_or_insert_function
-        builder.call(insert(builder.module, kind, "llvm.prefetch.p0"), [address, flag(0), flag(3), flag(1)])
-        return context.get_dummy_value()
-
-    return types.void(array, index), generate
-
-
 float_of_bits: Any = intrinsic(_float_of_bits)
 """Reads the 32 bits of an int32 or uint32 as a float32."""
 bits_of_float: Any = intrinsic(_bits_of_float)
 """Reads a float32 as the 32 bits of a uint32."""
-prefetch: Any = intrinsic(_prefetch)
-"""`prefetch(array, index)` asks for the cache line of a flat array's element without waiting for it."""
 
 
 def load(array: Any, index: Any) -> Any:
