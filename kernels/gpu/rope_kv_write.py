@@ -23,7 +23,7 @@ def rope_kv_write_(
     key_norm: torch.Tensor | None,
     eps: float,
 ) -> None:
-    """As `twinpool.kernels.rope.rope_kv_write_`; the key rows of `qkv` stay as they were."""
+    """As `twinpool.kernels.rope_kv_write.rope_kv_write_`; the key rows of `qkv` stay as they were."""
     tokens, rows, head_dim = qkv.shape
     num_kv_heads, block_size = kv.shape[3:5]
     if tokens == 0:
