@@ -16,6 +16,7 @@ from twinpool.engine.gpu.graphs import CudaRecorder, DecodeGraphs, Recorder
 from twinpool.engine.gpu.host_mirror import HostMirror
 from twinpool.engine.gpu.layer_handover import LayerHandover, mark
 from twinpool.engine.gpu.step_inputs import StepInputs
+from twinpool.engine.host_inputs import HostInputs
 from twinpool.engine.kv_memory import PoolSize, free_host_memory, free_memory, pool_size
 from twinpool.engine.model_config import ModelConfig
 from twinpool.engine.models import LayerDone, Model
@@ -23,7 +24,6 @@ from twinpool.engine.processor import processor
 from twinpool.engine.sampler import choose_tokens
 from twinpool.engine.weights import Weights, fingerprint, weight_files
 from twinpool.errors import ConfigError
-from twinpool.kernels.paged_attention import PagedBatch
 from twinpool.kernels.quantized_kv import pool_view
 from twinpool.layout import KV_CACHE_DTYPES, Dtype, KVLayout
 from twinpool.request import RequestKey, SamplingParams
@@ -60,6 +60,7 @@ class ModelRunner:
         self.dtype = dtype
         self.device = kv.device
         self.fingerprint = model_fingerprint
+        self._inputs = HostInputs(layout.block_size)
         self.graphs: DecodeGraphs | None = None
         self.mirror = HostMirror(kv, memory) if kv.device.type == "cuda" and len(memory) else None
 
@@ -117,21 +118,20 @@ class ModelRunner:
         return StepOutput(token_ids, time.perf_counter() - start)
 
     def _step(self, batch: StepBatch, on_layer_done: LayerDone | None) -> dict[RequestKey, int]:
-        logits: torch.Tensor | None = None
         if self.graphs is not None and on_layer_done is None:
-            logits = self.graphs.step(batch.slices)
+            replayed = self.graphs.step(batch.slices)
+            if replayed is not None:
+                return {piece.key: token for piece, token in zip(batch.slices, replayed, strict=True)}
         sampled = [(i, piece) for i, piece in enumerate(batch.slices) if piece.sampling is not None]
         ends = np.cumsum([len(piece.token_ids) for piece in batch.slices])
         rows = ends[[i for i, _ in sampled]] - 1 if sampled else np.empty(0, np.int64)
-        if logits is None:
-            hidden = self._forward(batch.slices, rows, on_layer_done)
-            if not sampled:
-                if self.device.type == "cuda":
-                    torch.cuda.current_stream(self.device).synchronize()
-                return {}
-            logits = self._model.logits(hidden)
+        hidden = self._forward(batch.slices, rows, on_layer_done)
+        if not sampled:
+            if self.device.type == "cuda":
+                torch.cuda.current_stream(self.device).synchronize()
+            return {}
         pieces = [piece for _, piece in sampled]
-        chosen = choose_tokens(logits, pieces)
+        chosen = choose_tokens(self._model.logits(hidden), pieces)
         return {piece.key: token for piece, token in zip(pieces, chosen, strict=True)}
 
     @torch.inference_mode()
@@ -161,15 +161,22 @@ class ModelRunner:
     @torch.inference_mode()
     def capture(self, recorder: Recorder, most_decodes: int) -> None:
         """From now on decode steps of up to `most_decodes` sequences are what `recorder` recorded."""
+        # One buffer for the logits of all sizes: what a recording gives out, no other may use.
+        logits = torch.empty(most_decodes, self.model_config.vocab_size, device=self.device)
         self.graphs = DecodeGraphs(
-            self._logits_of, recorder, most_seqs=most_decodes,
+            partial(self._sample, logits), recorder, most_seqs=most_decodes,
             most_blocks=self.layout.num_blocks(self.max_model_len), block_size=self.layout.block_size,
             device=self.device,
         )  # fmt: skip
 
-    def _logits_of(self, inputs: StepInputs) -> torch.Tensor:
+    def _sample(self, logits: torch.Tensor, inputs: StepInputs) -> tuple[torch.Tensor, torch.Tensor]:
+        """A whole step on a GPU: its logits, in the first rows of `logits`, and its tokens."""
+        from twinpool.kernels.gpu import sampling
+
         hidden = self._model.forward(inputs.token_ids, inputs.batch, self.kv, inputs.rows, _ignore)
-        return self._model.logits(hidden)
+        found = logits[: len(hidden)]
+        found.copy_(self._model.logits(hidden))
+        return found, sampling.sample_rows(found, inputs.sampling, None)
 
     def _forward(
         self, slices: Sequence[SequenceSlice], rows: np.ndarray[tuple[int], np.dtype[np.int64]],
@@ -179,10 +186,8 @@ class ModelRunner:
         if self.device.type == "cuda":
             inputs = StepInputs.of(slices, rows, self.layout.block_size, self.device)
             return self._model.forward(inputs.token_ids, inputs.batch, self.kv, inputs.rows, layer_done)
-        token_ids, batch = pack(slices, self.layout.block_size, self.device)
-        return self._model.forward(
-            token_ids, batch, self.kv, torch.from_numpy(rows).to(self.device), layer_done
-        )
+        token_ids, batch = self._inputs.pack(slices)
+        return self._model.forward(token_ids, batch, self.kv, torch.from_numpy(rows), layer_done)
 
 
 def compile_kernels(model_dir: Path) -> None:
@@ -197,33 +202,6 @@ def compile_kernels(model_dir: Path) -> None:
             str(model_dir), dtype, "cpu", num_blocks=_WARM_UP_BLOCKS, max_model_len=_WARM_UP_CONTEXT
         )
         ModelRunner.load(config, lambda num_bytes: memoryview(bytearray(num_bytes))).warm_up()
-
-
-def pack(
-    slices: Sequence[SequenceSlice], block_size: int, device: torch.device
-) -> tuple[torch.Tensor, PagedBatch]:
-    """The slices one after the other: token ids, int64 [tokens], and where their KV is."""
-    if device.type == "cuda":
-        inputs = StepInputs.of(slices, np.empty(0, np.int64), block_size, device)
-        return inputs.token_ids, inputs.batch
-    counts = np.fromiter((len(piece.token_ids) for piece in slices), np.int64, len(slices))
-    starts = np.fromiter((piece.start for piece in slices), np.int64, len(slices))
-    query_starts = np.concatenate((np.zeros(1, np.int64), np.cumsum(counts)))
-    token_ids = np.concatenate([np.asarray(piece.token_ids, np.int64) for piece in slices])
-    positions = np.arange(len(token_ids), dtype=np.int64) + np.repeat(starts - query_starts[:-1], counts)
-    tables = [np.asarray(piece.block_table, np.int64) for piece in slices]
-    table_starts = np.concatenate((np.zeros(1, np.int64), np.cumsum([len(table) for table in tables])))
-    block_tables = np.concatenate(tables)
-    blocks = block_tables[np.repeat(table_starts[:-1], counts) + positions // block_size]
-    slots = blocks * block_size + positions % block_size
-    return torch.from_numpy(token_ids).to(device), PagedBatch(
-        query_starts=query_starts,
-        ends=starts + counts,
-        block_tables=block_tables,
-        table_starts=table_starts,
-        slots=torch.from_numpy(slots).to(device),
-        positions=torch.from_numpy(positions).to(device),
-    )
 
 
 def resolve_device(name: str) -> torch.device:

@@ -11,8 +11,12 @@ import torch
 from twinpool.engine.batch import SequenceSlice
 from twinpool.kernels.batch_sampling import ROW, marks_of, sample_rows
 from twinpool.kernels.sampling import sample
+from twinpool.request import SamplingParams
 
 _WORD64 = 2**64 - 1
+_GREEDY = SamplingParams(max_tokens=1, seed=0, temperature=0.0)
+_NO_PENALTY = (1.0, 0.0, 0.0)
+"""Repetition, presence, frequency."""
 
 
 def choose_tokens(logits: torch.Tensor, slices: Sequence[SequenceSlice]) -> list[int]:
@@ -54,13 +58,15 @@ def sampling_rows(
     slices: Sequence[SequenceSlice],
 ) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, np.dtype[np.int32]]]:
     """What `sample_rows` takes besides the logits: `ROW`s and marks."""
-    marks = [marks_of((), (), piece.banned_token_ids) for piece in slices]
-    ends = np.cumsum([len(mine) for mine in marks])
-    rows = np.zeros(len(slices), ROW)
-    rows["repetition"] = 1.0
-    rows["first_mark"][1:], rows["end_mark"] = ends[:-1], ends
-    for row, piece in zip(rows, slices, strict=True):
-        if (params := piece.sampling) is not None:
-            row["temperature"], row["top_p"], row["min_p"] = params.temperature, params.top_p, params.min_p
-            row["top_k"], row["seed"], row["position"] = params.top_k, params.seed & _WORD64, piece.end
-    return rows, np.concatenate(marks)
+    rows: list[tuple[float, ...]] = []
+    marks: list[np.ndarray[Any, np.dtype[np.int32]]] = [np.empty((0, 2), np.int32)]
+    end = 0
+    for piece in slices:
+        first = end
+        if piece.banned_token_ids:
+            marks.append(marks_of((), (), piece.banned_token_ids))
+            end += len(marks[-1])
+        params = piece.sampling or _GREEDY
+        shape = (params.temperature, params.top_p, params.min_p, *_NO_PENALTY, params.top_k)
+        rows.append((*shape, first, end, 0, params.seed & _WORD64, piece.end))
+    return np.array(rows, ROW), np.concatenate(marks)

@@ -132,7 +132,9 @@ def _block_copies(bench: Bench, bed: ModelBed, counts: Sequence[int]) -> None:
     bytes to and from pinned memory."""
     runner = bed.runner
     device, size = runner.device, runner.layout.block_bytes
-    pool = runner.kv[: 2 * max(counts)]  # scattered blocks of a part of the pool: the whole would take long to pin
+    pool = runner.kv[
+        : 2 * max(counts)
+    ]  # scattered blocks of a part of the pool: the whole would take long to pin
     mirror = HostMirror(pool, memoryview(bytearray(len(pool) * size)))
     runs = block_runs(pool)
     for count in counts:

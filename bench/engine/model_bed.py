@@ -11,8 +11,11 @@ import torch
 from twinpool.bench.engine.floors import Piece, Shape
 from twinpool.config import EngineConfig
 from twinpool.engine.batch import SequenceSlice, StepBatch
+from twinpool.engine.gpu.step_inputs import StepInputs
+from twinpool.engine.host_inputs import HostInputs
 from twinpool.engine.model_config import ModelConfig
 from twinpool.engine.model_runner import ModelRunner
+from twinpool.kernels.paged_attention import PagedBatch
 from twinpool.layout import Dtype
 from twinpool.request import RequestKey, SamplingParams
 
@@ -89,6 +92,13 @@ class ModelBed:
     def step(self, pieces: Sequence[Piece]) -> StepBatch:
         """The pieces as one step of the whole model."""
         return StepBatch(self.slices(pieces))
+
+    def batch(self, pieces: Sequence[Piece]) -> PagedBatch:
+        """Where the pieces have their KV, as the device's kernels take it."""
+        slices, device = self.slices(pieces), self.runner.device
+        if device.type == "cuda":
+            return StepInputs.of(slices, np.empty(0, np.int64), BLOCK_SIZE, device).batch
+        return HostInputs(BLOCK_SIZE).pack(slices)[1]
 
     def fits(self, pieces: Sequence[Piece]) -> bool:
         """Whether every piece is within the model's context."""

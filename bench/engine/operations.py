@@ -13,7 +13,6 @@ from twinpool.bench.engine.measuring import Bench
 from twinpool.bench.engine.model_bed import ModelBed
 from twinpool.bench.engine.timing import Run
 from twinpool.engine.batch import SequenceSlice
-from twinpool.engine.model_runner import pack
 from twinpool.engine.sampler import choose_tokens
 from twinpool.kernels.activation import silu_mul
 from twinpool.kernels.kv_write import kv_write
@@ -108,7 +107,7 @@ def _repeat(run: Run) -> None:
 
 def _attention(bed: ModelBed, pieces: Sequence[Piece]) -> Run:
     runner, shape = bed.runner, bed.shape
-    _, batch = pack(bed.slices(pieces), runner.layout.block_size, runner.device)
+    batch = bed.batch(pieces)
     query = _random(bed, sum(piece.count for piece in pieces), shape.heads, shape.head_dim)
     params = [AttentionParams(shape.head_dim**-0.5, window) for window in shape.windows]
 
@@ -121,7 +120,7 @@ def _attention(bed: ModelBed, pieces: Sequence[Piece]) -> Run:
 
 def _kv_write(bed: ModelBed, count: int) -> Run:
     runner, shape = bed.runner, bed.shape
-    _, batch = pack(bed.slices([Piece(0, count)]), runner.layout.block_size, runner.device)
+    batch = bed.batch([Piece(0, count)])
     key, value = (_random(bed, count, shape.kv_heads, shape.head_dim) for _ in range(2))
 
     def run() -> None:

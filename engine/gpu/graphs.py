@@ -16,10 +16,14 @@ import torch
 
 from twinpool.engine.batch import SequenceSlice
 from twinpool.engine.gpu.step_inputs import Room, StepInputs
+from twinpool.engine.sampler import sampling_rows
+from twinpool.kernels.batch_sampling import sample_rows
 
 _DENSE_TO = 32
-Compute = Callable[[StepInputs], torch.Tensor]
-"""Runs a step on its inputs and returns what it gives, a row per row of `StepInputs.rows`."""
+Sampled = tuple[torch.Tensor, torch.Tensor]
+"""The logits of each of `StepInputs.rows`, and the tokens sampled from them, int64: both on the device."""
+Compute = Callable[[StepInputs], Sampled]
+"""Runs a step on its inputs."""
 
 
 def batch_sizes(most: int) -> tuple[int, ...]:
@@ -46,14 +50,14 @@ def is_decode(slices: Sequence[SequenceSlice]) -> bool:
 class Recording:
     """A captured piece of work: `replay()` runs it again on the memory that it was captured on, into `output`."""
 
-    replay: Callable[[], None]
-    output: torch.Tensor
+    replay: Callable[[], object]
+    output: Sampled
 
 
 class Recorder(Protocol):
     """Captures work."""
 
-    def record(self, run: Callable[[], torch.Tensor]) -> Recording:
+    def record(self, run: Callable[[], Sampled]) -> Recording:
         """Captures what `run` launches. It must not wait for the device, and may be called more than once."""
         ...
 
@@ -66,7 +70,7 @@ class CudaRecorder:
         self._stream = stream(device)
         self._pool = torch.cuda.graph_pool_handle()
 
-    def record(self, run: Callable[[], torch.Tensor]) -> Recording:
+    def record(self, run: Callable[[], Sampled]) -> Recording:
         """As `Recorder.record`. Runs it twice before: compiling and the libraries' first calls cannot be captured."""
         current = torch.cuda.current_stream(self._stream.device)
         self._stream.wait_stream(current)
@@ -101,21 +105,35 @@ class DecodeGraphs:
         self._recordings: dict[int, Recording] = {}
         for size in reversed(self.sizes):
             inputs = StepInputs(
-                Room(size, size, most_blocks, size), block_size, device, num_decodes=size, most_queries=0
+                Room(size, size, most_blocks, size, size),
+                block_size,
+                device,
+                num_decodes=size,
+                most_queries=0,
             )
             self._inputs[size] = inputs
             self._recordings[size] = recorder.record(partial(compute, inputs))
 
-    def step(self, slices: Sequence[SequenceSlice]) -> torch.Tensor | None:
-        """What `compute` gives for these slices, a row each: valid until the next step. None if that is no captured
-        kind of step: one with longer slices, or (counted) of too many sequences."""
+    def step(self, slices: Sequence[SequenceSlice]) -> list[int] | None:
+        """The token after each slice; the host waits once, for them. None if that is no captured kind of step: one with
+        longer slices, or (counted) of too many sequences. Where tokens are banned, sampling is launched behind the
+        graph: how many there are is not known to it."""
         if not is_decode(slices):
             return None
         if (size := size_for(len(slices), self.sizes)) is None:
             self.num_eager += 1
             return None
         self.num_replayed += 1
-        self._inputs[size].fill(slices, np.arange(len(slices)))
+        sampling, marks = sampling_rows(slices)
+        self._inputs[size].fill(slices, np.arange(len(slices)), sampling)
         recording = self._recordings[size]
         recording.replay()
-        return recording.output[: len(slices)]
+        logits, token_ids = (each[: len(slices)] for each in recording.output)
+        if len(marks):
+            token_ids = sample_rows(logits, sampling, marks)
+        chosen: list[int] = token_ids.tolist()
+        return chosen
+
+    def logits(self, num_seqs: int) -> torch.Tensor:
+        """What the latest step, of so many sequences, sampled from."""
+        return self._recordings[size_for(num_seqs, self.sizes) or 0].output[0][:num_seqs]

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from twinpool.engine.batch import SequenceSlice
+from twinpool.kernels.batch_sampling import ROW
 from twinpool.kernels.gpu.batch import DeviceBatch
 from twinpool.kernels.paged_attention import PagedBatch
 
@@ -26,12 +27,14 @@ Ints = np.ndarray[Any, np.dtype[np.signedinteger[Any]]]
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """How many packed tokens, sequences, blocks of a sequence, and rows to sample from, the inputs of a step hold."""
+    """How many packed tokens, sequences, blocks of a sequence, and rows to go on with, the inputs of a step hold; and
+    for how many of the rows they say how to sample."""
 
     num_tokens: int
     num_seqs: int
     most_blocks: int
     num_rows: int
+    num_sampled: int = 0
 
     def sections(self) -> dict[str, tuple[type[np.signedinteger[Any]], tuple[int, ...]]]:
         """Element type and shape of each array, in their order in memory: the wider ones first, so all are aligned; the
@@ -43,6 +46,7 @@ class Room:
             "rows": (np.int64, (self.num_rows,)),
             "query_starts": (np.int32, (self.num_seqs + 1,)),
             "ends": (np.int32, (self.num_seqs,)),
+            "sampling": (np.int32, (self.num_sampled, ROW.itemsize // 4)),
             "block_tables": (np.int32, (self.num_seqs, self.most_blocks)),
         }
 
@@ -50,8 +54,9 @@ class Room:
 class StepInputs:
     """The inputs of one step, or of one after the other, each filled in after the one before has run.
 
-    `token_ids`, `rows` and `batch` are what `Model.forward` takes. They look into the device's memory and stay the same
-    from step to step, so a graph that has read them once reads what the next `fill` puts there.
+    `token_ids`, `rows` and `batch` are what `Model.forward` takes, `sampling` what the sampler's kernels take. They
+    look into the device's memory and stay the same from step to step, so a graph that has read them once reads what the
+    next `fill` puts there.
     """
 
     def __init__(
@@ -77,6 +82,7 @@ class StepInputs:
         self._tables: list[tuple[int, ...]] = [()] * room.num_seqs
         self._tables_changed = True
         self.token_ids, self.rows = tensors["token_ids"], tensors["rows"]
+        self.sampling = tensors["sampling"]
         self.batch = PagedBatch(
             query_starts=np.zeros(room.num_seqs + 1, np.int64),
             ends=np.zeros(room.num_seqs, np.int64),
@@ -105,10 +111,12 @@ class StepInputs:
         inputs.fill(slices, rows)
         return inputs
 
-    def fill(self, slices: Sequence[SequenceSlice], rows: Ints) -> None:
-        """Takes in these slices and the packed rows to go on with, and starts the copy to the device, on the current
-        stream. What is beyond them becomes padding: nothing of it is written to the pool, and what is computed for it
-        is undefined."""
+    def fill(
+        self, slices: Sequence[SequenceSlice], rows: Ints, sampling: np.ndarray[Any, Any] | None = None
+    ) -> None:
+        """Takes in these slices, the packed rows to go on with, and how each is sampled (`ROW`s), and starts the copy
+        to the device, on the current stream. What is beyond them becomes padding: nothing of it is written to the pool,
+        and what is computed for it is undefined."""
         host, num_seqs = self._arrays, len(slices)
         counts = np.fromiter((len(piece.token_ids) for piece in slices), np.int64, num_seqs)
         starts = np.fromiter((piece.start for piece in slices), np.int64, num_seqs)
@@ -123,6 +131,8 @@ class StepInputs:
         host["positions"][:num_tokens] = positions
         host["slots"][:num_tokens] = blocks.astype(np.int64) * self._block_size + positions % self._block_size
         host["rows"][: len(rows)] = rows
+        if sampling is not None:
+            host["sampling"][: len(rows)] = sampling.view(np.int32).reshape(len(rows), -1)
         self._pad(num_tokens, num_seqs, len(rows))
         self._upload()
 
@@ -136,6 +146,7 @@ class StepInputs:
         host["token_ids"][num_tokens:], host["positions"][num_tokens:] = 0, 0
         host["slots"][num_tokens:] = NOWHERE
         host["rows"][num_rows:] = np.arange(num_rows, room.num_rows)
+        host["sampling"][num_rows:] = 0
 
     def _write_table(self, row: int, table: tuple[int, ...]) -> None:
         """Tables mostly grow at their end, or not at all: only what is new is written."""

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from support.cuda import DEVICE, IS_REHEARSAL, slow_kernel
@@ -14,7 +15,7 @@ from support.gpu_engine import SMALL, mirror_of, prompts, runner_on
 from twinpool.bench.engine.made_models import make_model
 from twinpool.engine.batch import SequenceSlice, StepBatch
 from twinpool.engine.gpu.step_inputs import StepInputs
-from twinpool.engine.model_runner import ModelRunner, pack
+from twinpool.engine.model_runner import ModelRunner
 from twinpool.request import RequestKey, SamplingParams
 
 BLOCKS = (9, 2, 30, 31, 4)
@@ -84,7 +85,7 @@ def test_without_waiting_for_the_kernels_the_bytes_would_be_others(runner: Model
     """So the test above can fail."""
     hand_over, kept = fetched(runner)
     with torch.inference_mode():
-        inputs = StepInputs.of([SLICE], pack([SLICE], 16, torch.device("cpu"))[1].ends - 1, 16, DEVICE)
+        inputs = StepInputs.of([SLICE], np.array([SLICE.end - 1]), 16, DEVICE)
         runner._model.forward(inputs.token_ids, inputs.batch, runner.kv, inputs.rows, hand_over)
     torch.cuda.synchronize()
     final = runner.kv[list(BLOCKS)].cpu()

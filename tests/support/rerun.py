@@ -7,19 +7,20 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from twinpool.engine.gpu.graphs import CudaRecorder, DecodeGraphs, Recording
+from twinpool.engine.gpu.graphs import CudaRecorder, DecodeGraphs, Recording, Sampled
 from twinpool.engine.gpu.step_inputs import NOWHERE, StepInputs
 from twinpool.engine.model_runner import ModelRunner
+from twinpool.kernels.batch_sampling import ROW, sample_rows
 from twinpool.kernels.paged_attention import PagedBatch
 
 
 class Rerun:
     """Records by remembering what to run, and where its first result lies."""
 
-    def record(self, run: Callable[[], torch.Tensor]) -> Recording:
+    def record(self, run: Callable[[], Sampled]) -> Recording:
         """As `Recorder.record`."""
         output = run()
-        return Recording(lambda: output.copy_(run()), output)
+        return Recording(lambda: [old.copy_(new) for old, new in zip(output, run(), strict=True)], output)
 
 
 def capture(runner: ModelRunner, most_seqs: int) -> DecodeGraphs:
@@ -35,17 +36,18 @@ def capture(runner: ModelRunner, most_seqs: int) -> DecodeGraphs:
     )  # fmt: skip
 
 
-def on_host(runner: ModelRunner) -> Callable[[StepInputs], torch.Tensor]:
-    """The runner's model on what lies in the device's memory, as a GPU's kernels read it; garbage where they leave
-    padding undefined."""
+def on_host(runner: ModelRunner) -> Callable[[StepInputs], Sampled]:
+    """The runner's model and the sampler's reference on what lies in the device's memory, as a GPU's kernels read it;
+    garbage where they leave padding undefined."""
 
-    def compute(inputs: StepInputs) -> torch.Tensor:
+    def compute(inputs: StepInputs) -> Sampled:
         assert inputs.batch.on_device is not None
         live = inputs.batch.on_device.ends > 0
         num = int(live.sum())
         assert bool(live[:num].all())
         assert bool((inputs.batch.slots[num:] == NOWHERE).all())
         out = torch.full((len(live), runner.model_config.vocab_size), float("nan"))
+        token_ids = torch.full((len(live),), -1)
         if num:
             batch = as_host(inputs, num)
             model = runner._model
@@ -53,7 +55,9 @@ def on_host(runner: ModelRunner) -> Callable[[StepInputs], torch.Tensor]:
                 inputs.token_ids[:num], batch, runner.kv, inputs.rows[:num], lambda _layer: None
             )
             out[:num] = model.logits(hidden)
-        return out
+            rows = inputs.sampling[:num].numpy().view(ROW)[:, 0]
+            token_ids[:num] = sample_rows(out[:num].clone(), rows, np.empty((0, 2), np.int32))
+        return out, token_ids
 
     return compute
 

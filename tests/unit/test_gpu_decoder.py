@@ -15,8 +15,8 @@ from support.triton_device import DEVICE
 from twinpool.bench.engine.made_models import MadeShape, make_model
 from twinpool.engine.batch import SequenceSlice
 from twinpool.engine.gpu.step_inputs import Room, StepInputs
+from twinpool.engine.host_inputs import HostInputs
 from twinpool.engine.model_config import ModelConfig
-from twinpool.engine.model_runner import pack
 from twinpool.engine.models.decoder import Decoder
 from twinpool.engine.sampler import choose_tokens
 from twinpool.engine.weights import Weights
@@ -72,7 +72,7 @@ def test_chunks_and_decodes_among_padding_give_the_cpus_tokens(model: Decoder) -
     for start, end in ((0, 5), (5, 7), (7, 8)):
         slices = a_step(prompts, start, end)
         rows = np.arange(1, 3) * (end - start) - 1
-        token_ids, batch = pack(slices, BLOCK_SIZE, CPU)
+        token_ids, batch = HostInputs(BLOCK_SIZE).pack(slices)
         hidden = model.forward(token_ids, batch, pools[0], torch.from_numpy(rows), lambda _layer: None)
         logits = model.logits(hidden)
         wanted = choose_tokens(logits.clone(), slices)

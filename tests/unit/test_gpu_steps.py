@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -14,7 +16,8 @@ from twinpool.bench.engine.made_models import MadeShape, make_model
 from twinpool.engine.batch import SequenceSlice
 from twinpool.engine.gpu.graphs import batch_sizes, size_for
 from twinpool.engine.gpu.step_inputs import NOWHERE, Room, StepInputs
-from twinpool.engine.model_runner import ModelRunner, pack
+from twinpool.engine.host_inputs import HostInputs
+from twinpool.engine.model_runner import ModelRunner
 from twinpool.request import RequestKey
 
 CPU = torch.device("cpu")
@@ -49,7 +52,7 @@ def test_the_devices_inputs_are_those_of_the_cpu(lengths: list[tuple[int, int, b
         table = rng.permutation(100)[: -(-(start + count) // 8) + int(rng.integers(0, 3))].tolist()
         sampling = {"temperature": 0.0} if sampled else {}
         slices.append(piece(str(i), rng.integers(0, 131, count).tolist(), start, table, **sampling))
-    token_ids, wanted = pack(slices, 8, CPU)
+    token_ids, wanted = HostInputs(8).pack(slices)
     rows = wanted.query_starts[1:][[one.sampling is not None for one in slices]] - 1
     inputs = StepInputs.of(slices, rows, 8, CPU)
     found = as_host(inputs, len(slices))
@@ -91,22 +94,36 @@ def test_kept_inputs_forget_whatever_was_in_them_before() -> None:
         assert kept.batch.slots[num:].tolist() == [NOWHERE] * (4 - num)
 
 
-def test_replayed_steps_give_the_logits_of_eager_ones_while_sequences_join_and_leave(
+def test_replayed_steps_give_the_tokens_of_eager_ones_while_sequences_join_and_leave(
     runner: ModelRunner,
 ) -> None:
+    """However each is sampled, and with tokens that must not be chosen."""
     graphs = capture(runner, 5)
     prompts = {name: tokens(3 + 4 * name, seed=name) for name in range(5)}
     tables = {name: list(range(8 * name, 8 * name + 8)) for name in range(5)}
+    sampling: dict[int, dict[str, float]] = {
+        0: {"temperature": 0.0}, 1: {"temperature": 1.0, "seed": 2**63 + 5}, 2: {"temperature": 2.0, "top_k": 9},
+        3: {"temperature": 0.7, "top_p": 0.8}, 4: {"temperature": 1.5, "min_p": 0.01},
+    }  # fmt: skip
     for name, ids in prompts.items():
         runner.run(step(piece(str(name), ids, 0, tables[name], temperature=0.0)))
-    for live in ([0, 1, 2], [4, 2], [1], [0, 1, 2, 3, 4], [3, 0], [2]):
+    banned: tuple[int, ...] = ()
+    for live in ([0, 1, 2], [4, 2], [1], [0, 1, 2, 3, 4], [3, 0], [0]):
         slices = [
-            piece(str(name), [5 + name], len(prompts[name]), tables[name], temperature=0.0) for name in live
+            replace(
+                piece(str(name), [5 + name], len(prompts[name]), tables[name], **sampling[name]),
+                banned_token_ids=banned,
+            )
+            for name in live
         ]
-        wanted = runner.logits(step(*slices))
+        wanted = runner.run(step(*slices)).token_ids
         found = graphs.step(slices)
-        assert found is not None
-        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
+        assert found == list(wanted.values())
+        assert not set(banned) & set(found)
+        torch.testing.assert_close(
+            graphs.logits(len(live)), runner.logits(step(*slices)), rtol=1e-4, atol=1e-4
+        )
+        banned = tuple(found) if live == [3, 0] else ()
         for name in live:
             prompts[name].append(5 + name)
     assert graphs.num_replayed == 6
