@@ -54,7 +54,7 @@ def store_scales(
     BLOCK_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr,
 ) -> None:  # fmt: skip
     """Stores the scales of vectors whose largest elements are `amax`; an "int8" pool needs them, no other has them."""
-    scales = tl.maximum(amax, _LEAST_AMAX) / _MOST_INT8
+    scales = tl.div_rn(tl.maximum(amax, _LEAST_AMAX), _MOST_INT8)
     tl.store(_scales(planes, BLOCK_SIZE, HEAD_DIM) + slots, scales, mask=mask)
 
 
@@ -63,7 +63,7 @@ def cells_of(numbers: tl.tensor, amax: tl.tensor, FORMAT: tl.constexpr, PLAIN: t
     """What is stored for float32 numbers. `PLAIN` is the type of a "plain" pool; `amax`, which an "int8" one needs, is
     the largest size in each number's vector."""
     if FORMAT == "int8":
-        steps = numbers * (_MOST_INT8 / tl.maximum(amax, _LEAST_AMAX))
+        steps = numbers * tl.div_rn(_MOST_INT8, tl.maximum(amax, _LEAST_AMAX))
         # Adding and taking away 1.5 · 2²³ rounds to the nearest integer, ties to even.
         return ((steps + 12582912.0) - 12582912.0).to(tl.int8)
     if FORMAT == "fp8":

@@ -32,6 +32,7 @@ _DECODE_STAGES = 5
 _LOG2E = tl.constexpr(math.log2(math.e))
 _LEAST_ROWS = 16
 """The fewest rows that the tensor cores multiply."""
+_MERGED_AT_ONCE = tl.constexpr(8)
 _NONE = tl.constexpr(-1.0e30)
 """The score of a key that a query does not see. Weights of a row that has seen no key yet are void: the first key
 scales them by exp(_NONE - its score) = 0."""
@@ -63,11 +64,11 @@ def paged_attention(
 
 
 def num_splits(num_programs: int, most_context: int, num_sms: int) -> int:
-    """Into how many parts each sequence's keys are split, a power of two: enough that `num_programs`, the (sequence,
-    key/value head) pairs, fill the GPU; no more than sequences of `most_context` tokens can use."""
+    """Into how many parts each sequence's keys are split: enough that `num_programs`, the (sequence, key/value head)
+    pairs, fill the GPU; no more than sequences of `most_context` tokens can use."""
     wanted = -(-_PROGRAMS_PER_SM * num_sms // num_programs)
     useful = -(-most_context // LEAST_SPLIT)
-    return int(triton.next_power_of_2(min(wanted, useful, MOST_SPLITS)))
+    return min(wanted, useful, MOST_SPLITS)
 
 
 def attend_decodes(
@@ -84,14 +85,14 @@ def attend_decodes(
     _decode[(num_seqs, num_kv_heads, splits)](
         query, query.stride(0), query.stride(1), raw(kv), kv.stride(0), kv.stride(1), kv.stride(2),
         batch.block_tables, batch.block_tables.stride(0), batch.ends, partial, lse, params.scale,
-        **constants, ROWS=decode_rows(constants["GROUP"]),
-        KEYS=decode_keys(constants["DIM"], query.dtype), SPLITS=splits, LEAST=LEAST_SPLIT,
+        **constants, ROWS=decode_rows(constants["GROUP"]), KEYS=decode_keys(constants["DIM"], query.dtype),
+        LEAST=LEAST_SPLIT, WHOLE=splits == 1,
         num_warps=_DECODE_WARPS, num_stages=_DECODE_STAGES,
     )  # fmt: skip
     if splits > 1:
         _merge[(num_seqs, num_heads)](
-            partial, lse, batch.ends, out, HEAD_DIM=constants["HEAD_DIM"], DIM=constants["DIM"],
-            WINDOW=constants["WINDOW"], SPLITS=splits, LEAST=LEAST_SPLIT, num_warps=4,
+            partial, lse, batch.ends, splits, out, HEAD_DIM=constants["HEAD_DIM"], DIM=constants["DIM"],
+            WINDOW=constants["WINDOW"], LEAST=LEAST_SPLIT, MOST=MOST_SPLITS, num_warps=4,
         )  # fmt: skip
 
 
@@ -210,11 +211,11 @@ def _factor_and_cap(scale: tl.tensor, SOFTCAP: tl.constexpr) -> tuple[tl.tensor,
 
 @triton.jit
 def _part(
-    end: tl.tensor, WINDOW: tl.constexpr, SPLITS: tl.constexpr, LEAST: tl.constexpr
+    end: tl.tensor, splits: tl.tensor, WINDOW: tl.constexpr, LEAST: tl.constexpr
 ) -> tuple[tl.tensor, tl.tensor]:  # fmt: skip
     """The first key that a decode of `end` tokens sees, and the keys of each of its parts."""
     first = tl.maximum(end - WINDOW, 0) if WINDOW > 0 else 0 * end
-    each = tl.cdiv(tl.cdiv(end - first, SPLITS), LEAST) * LEAST
+    each = tl.cdiv(tl.cdiv(end - first, splits), LEAST) * LEAST
     return first, each
 
 
@@ -225,13 +226,14 @@ def _decode(
     partial: tl.tensor, lse: tl.tensor, scale: tl.tensor,
     WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, HEAD_DIM: tl.constexpr, DIM: tl.constexpr, GROUP: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, FORMAT: tl.constexpr, DOT: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
-    SPLITS: tl.constexpr, LEAST: tl.constexpr,
+    LEAST: tl.constexpr, WHOLE: tl.constexpr,
 ) -> None:  # fmt: skip
-    """One part of one sequence for one key/value head: into `partial` [seqs, heads, SPLITS, HEAD_DIM] and `lse` [seqs,
-    heads, SPLITS] (to the base 2), or, if it is the only part, into the output, which is then what `partial` is."""
+    """One part of one sequence for one key/value head: into `partial` [seqs, heads, splits, HEAD_DIM] and `lse` [seqs,
+    heads, splits] (to the base 2), or, if that is the WHOLE, into the output, which is then what `partial` is."""
     seq, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    splits = tl.num_programs(2)
     end = tl.load(ends + seq)
-    seen_from, each = _part(end, WINDOW, SPLITS, LEAST)
+    seen_from, each = _part(end, splits, WINDOW, LEAST)
     start = seen_from + split * each
     if start >= end:
         return
@@ -255,36 +257,40 @@ def _decode(
             True, 0, SOFTCAP, HEAD_DIM, DIM, BLOCK_SIZE, FORMAT, DOT, KEYS,
         )  # fmt: skip
     total = total / mass[:, None]
-    part = (seq.to(tl.int64) * tl.num_programs(1) * GROUP + head) * SPLITS + split
+    part = (seq.to(tl.int64) * tl.num_programs(1) * GROUP + head) * splits + split
     to_rows = partial + part[:, None] * HEAD_DIM + d[None, :]
     tl.store(to_rows, total.to(partial.dtype.element_ty), mask=mask)
-    if SPLITS > 1:
+    if not WHOLE:
         tl.store(lse + part, peak + tl.log2(mass), mask=row < GROUP)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["splits"])
 def _merge(
-    partial: tl.tensor, lse: tl.tensor, ends: tl.tensor, out: tl.tensor, HEAD_DIM: tl.constexpr, DIM: tl.constexpr,
-    WINDOW: tl.constexpr, SPLITS: tl.constexpr, LEAST: tl.constexpr,
+    partial: tl.tensor, lse: tl.tensor, ends: tl.tensor, splits: tl.tensor, out: tl.tensor,
+    HEAD_DIM: tl.constexpr, DIM: tl.constexpr, WINDOW: tl.constexpr, LEAST: tl.constexpr, MOST: tl.constexpr,
 ) -> None:  # fmt: skip
-    """The parts of one row: each counts by the sum of its exponentials."""
+    """The parts of one row: each counts by the sum of its exponentials. MOST bounds `splits`."""
     seq, head = tl.program_id(0), tl.program_id(1)
     end = tl.load(ends + seq)
     if end == 0:
         return
-    seen_from, each = _part(end, WINDOW, SPLITS, LEAST)
-    split = tl.arange(0, SPLITS)
-    d = tl.arange(0, DIM)
-    used = seen_from + split * each < end
+    seen_from, each = _part(end, splits, WINDOW, LEAST)
+    used = tl.cdiv(end - seen_from, each)
     row = seq.to(tl.int64) * tl.num_programs(1) + head
-    sums = tl.load(lse + row * SPLITS + split, mask=used, other=_NONE)
-    shares = tl.exp2(sums - tl.max(sums, axis=0))
-    shares = shares / tl.sum(shares, axis=0)
-    rows = partial + (row * SPLITS + split)[:, None] * HEAD_DIM + d[None, :]
-    mask = (d < HEAD_DIM)[None, :]
-    parts = tl.load(rows, mask=used[:, None] & mask, other=0.0)
-    merged = tl.sum(parts * shares[:, None], axis=0)
-    tl.store(out + row * HEAD_DIM + d, merged.to(out.dtype.element_ty), mask=d < HEAD_DIM)
+    every = tl.arange(0, MOST)
+    sums = tl.load(lse + row * splits + every, mask=every < used, other=_NONE)
+    peak = tl.max(sums, axis=0)
+    mass = tl.sum(tl.exp2(sums - peak), axis=0)
+    d = tl.arange(0, DIM)
+    total = tl.zeros([DIM], tl.float32)
+    for first in range(0, used, _MERGED_AT_ONCE):
+        split = first + tl.arange(0, _MERGED_AT_ONCE)
+        there = split < used
+        shares = tl.exp2(tl.load(lse + row * splits + split, mask=there, other=_NONE) - peak) / mass
+        rows = partial + (row * splits + split)[:, None] * HEAD_DIM + d[None, :]
+        parts = tl.load(rows, mask=there[:, None] & (d < HEAD_DIM)[None, :], other=0.0)
+        total += tl.sum(parts * shares[:, None], axis=0)
+    tl.store(out + row * HEAD_DIM + d, total.to(out.dtype.element_ty), mask=d < HEAD_DIM)
 
 
 @triton.jit(do_not_specialize=["table_stride", "first_seq"])
@@ -344,47 +350,35 @@ def _chunk(
     tl.store(to_rows, total.to(out.dtype.element_ty), mask=mask)
 
 
-def _variants() -> tuple[Variant, ...]:
-    """Types and head sizes that models have, each with a group, block size, pool, window and softcap of its own."""
-    shapes = (
-        ("bf16", 64, 3, 16, "plain", 0, 0.0),
-        ("bf16", 128, 8, 16, "plain", 0, 0.0),
-        ("bf16", 128, 4, 128, "fp8", 0, 0.0),
-        ("fp16", 80, 1, 32, "int8", 4096, 0.0),
-        ("bf16", 256, 2, 64, "plain", 4096, 50.0),
-        ("fp32", 64, 7, 16, "plain", 0, 0.0),
-    )
-    return tuple(variant for shape in shapes for variant in _variants_of(*shape))
-
-
 def _variants_of(
-    type_: str, head_dim: int, group: int, block_size: int, pool: str, window: int, softcap: float
+    dtype: torch.dtype, head_dim: int, group: int, block_size: int, pool: str, window: int, softcap: float
 ) -> tuple[Variant, ...]:
-    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}[type_]
+    type_ = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}[dtype]
     dim = triton.next_power_of_2(head_dim)
     label = f"{type_} head {head_dim} group {group} block {block_size}"
     label += f" {pool}" * (pool != "plain") + " window" * (window > 0) + " softcap" * (softcap > 0)
-    shared = {
-        "query": f"*{type_}", "token_stride": "i32", "head_stride": "i32",
-        "pool": {"plain": f"*{type_}", "fp8": "*u8", "int8": "*i8"}[pool], "block_stride": "i32",
-        "value_offset": "i32", "kv_head_stride": "i32", "tables": "*i32", "table_stride": "i32", "ends": "*i32",
-        "scale": "fp32",
-    }  # fmt: skip
+    divisible = ("token_stride", "head_stride", "block_stride", "value_offset", "kv_head_stride")
+    pointers = {"query": f"*{type_}", "pool": {"plain": f"*{type_}", "fp8": "*u8", "int8": "*i8"}[pool]}
+    pointers |= dict.fromkeys(("tables", "ends"), "*i32")
+    shared = pointers | {"scale": "fp32"} | dict.fromkeys((*divisible, "table_stride"), "i32")
     constants = {
         "WINDOW": window, "SOFTCAP": softcap, "HEAD_DIM": head_dim, "DIM": dim, "GROUP": group,
         "BLOCK_SIZE": block_size, "FORMAT": pool, "DOT": _DOT[dtype],
     }  # fmt: skip
-    splits = {"SPLITS": 8, "LEAST": LEAST_SPLIT}
-    divisible = ("token_stride", "head_stride", "block_stride", "value_offset", "kv_head_stride")
     rows, keys, warps, stages = chunk_tiles(dim, group, dtype, pool)
+    of_decode = {
+        "ROWS": decode_rows(group),
+        "KEYS": decode_keys(dim, dtype),
+        "LEAST": LEAST_SPLIT,
+        "WHOLE": False,
+    }
     decode = Variant(
-        _decode, label, {**shared, "partial": "*fp32", "lse": "*fp32"},
-        {**constants, **splits, "ROWS": decode_rows(group), "KEYS": decode_keys(dim, dtype)}, divisible,
+        _decode, label, {**shared, "partial": "*fp32", "lse": "*fp32"}, {**constants, **of_decode}, divisible,
         _DECODE_WARPS, _DECODE_STAGES,
     )  # fmt: skip
     merge = Variant(
-        _merge, label, {"partial": "*fp32", "lse": "*fp32", "ends": "*i32", "out": f"*{type_}"},
-        {**splits, "HEAD_DIM": head_dim, "DIM": dim, "WINDOW": window},
+        _merge, label, {"partial": "*fp32", "lse": "*fp32", "ends": "*i32", "splits": "i32", "out": f"*{type_}"},
+        {"HEAD_DIM": head_dim, "DIM": dim, "WINDOW": window, "LEAST": LEAST_SPLIT, "MOST": MOST_SPLITS},
     )  # fmt: skip
     chunk = Variant(
         _chunk, label, {**shared, "query_starts": "*i32", "first_seq": "i32", "out": f"*{type_}"},
@@ -393,4 +387,11 @@ def _variants_of(
     return decode, merge, chunk
 
 
-VARIANTS = _variants()
+VARIANTS = (
+    *_variants_of(torch.bfloat16, 64, 3, 16, "plain", 0, 0.0),
+    *_variants_of(torch.bfloat16, 128, 8, 16, "plain", 0, 0.0),
+    *_variants_of(torch.bfloat16, 128, 4, 128, "fp8", 0, 0.0),
+    *_variants_of(torch.float16, 80, 1, 32, "int8", 4096, 0.0),
+    *_variants_of(torch.bfloat16, 256, 2, 64, "plain", 4096, 50.0),
+    *_variants_of(torch.float32, 64, 7, 16, "plain", 0, 0.0),
+)
