@@ -91,6 +91,11 @@ class ColocatedCore:
         return len(self._prefill)
 
     @property
+    def oldest_prompt_at(self) -> float:
+        """When the one came that has been here for longest; infinite if there is none."""
+        return self._prefill.oldest_at
+
+    @property
     def num_sequences(self) -> int:
         """Sequences that generate here."""
         return len(self._decode)

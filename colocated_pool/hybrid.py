@@ -187,7 +187,8 @@ class HybridPrefillCore(HybridCore):
     """The `RoleCore` of a hybrid prefill worker.
 
     Beside streams its prompts are computed in chunks within the budget, of `LEAST_CHUNK_TOKENS` at least: they get on
-    in any case. The coordinator sends no stream where chunks would get so small.
+    in any case. The coordinator sends no stream where chunks would get so small. Of prompts to hand off and of those
+    of whole jobs, the side whose oldest came first has the first claim.
     """
 
     role: PrefillCore
@@ -198,17 +199,21 @@ class HybridPrefillCore(HybridCore):
         super().__init__(role, ColocatedCore(num_blocks, layout, config, host), config)
 
     def _plan(self, now: float) -> _Step | None:
-        num_streams = self.guest.num_sequences
-        left = self.role.token_budget
+        num_streams, left = self.guest.num_sequences, self.role.token_budget
         if num_streams:
             fitting = self.times.prompt_tokens_within(self._limit_s, num_streams)
-            left = num_streams + max(LEAST_CHUNK_TOKENS, fitting)
-        whole_jobs = self.guest.next_step(now, left)
+            left = max(LEAST_CHUNK_TOKENS, fitting)
+        prompts = None
+        if is_first := self.role.oldest_prompt_at <= self.guest.oldest_prompt_at:
+            prompts = self.role.next_step(now, left)
+            left -= prompts.batch.num_tokens if prompts else 0
+        whole_jobs = self.guest.next_step(now, num_streams + left)
         num_sequences = 0
         if whole_jobs is not None:
             num_sequences = sum(self.guest.generates(chunk.key) for chunk in whole_jobs.batch.slices)
-            left -= whole_jobs.batch.num_tokens
-        prompts = self.role.next_step(now, max(0, left))
+            left -= whole_jobs.batch.num_tokens - num_sequences
+        if not is_first:
+            prompts = self.role.next_step(now, left)
         whole = _merged(whole_jobs, prompts)
         return None if whole is None else _Step(whole, prompts, whole_jobs, num_sequences)
 

@@ -24,6 +24,7 @@ LEAST_GAIN = 0.1
 """By this part of what it replaces the other way must be sooner: predictions err, and the split disturbs nobody."""
 ALONE_CHUNK_TOKENS = 256
 """What a prefill worker without streams computes in one step, about."""
+MAX_RECORDED = 4
 LEAST_PREFILL_CHUNK_TOKENS = 64
 """A prefill worker takes no stream that would leave its prompts smaller chunks than this."""
 
@@ -65,49 +66,48 @@ class HybridChooser:
         if all(worker.info.itl_budget_s is None for worker in self._registry):
             return None
         candidates = [pair] if pair else list(pairs())
-        splits = [self._split(request, *candidate) for candidate in candidates]
-        known = [prediction for prediction in splits if prediction is not None]
-        if len(known) < len(splits):
+        splits = [(p, c) for c in candidates if (p := self._split(request, *c)) is not None]
+        if len(splits) < len(candidates):
             return Choice(Way.SPLIT, None, ())
-        split = min(known, key=lambda prediction: prediction.total_s, default=None)
+        split = min(splits, key=_soonest, default=None)
         wholes = [(p, worker) for worker in able() if (p := self._whole(request, worker)) is not None]
-        sooner = [(p, worker) for p, worker in wholes if split is None or _is_worth_it(p, split)]
-        compared = sorted(
-            (*known, *(p for p, _ in wholes)), key=lambda p: (p.total_s, p.prefill_worker, p.decode_worker)
-        )
-        if not sooner:
-            return Choice(Way.SPLIT, None, _first(split, compared))
-        best, worker = min(sooner, key=lambda found: (found[0].total_s, found[1].worker_id))
+        helping = [
+            (p, worker)
+            for p, worker in wholes
+            if split is None
+            or (_is_worth_it(p, split[0]) and self._has_less_to_do(request, worker, *split[1]))
+        ]
+        compared = [p for p, _ in sorted((*splits, *wholes), key=_soonest)]
+        if not helping:
+            return Choice(Way.SPLIT, None, _first(None if split is None else split[0], compared))
+        best, worker = min(helping, key=_soonest)
         return Choice(best.way, worker, _first(best, compared))
 
+    def _has_less_to_do(self, request: Request, worker: Worker, prefill: Worker, decode: Worker) -> bool:
+        """Whether `worker` would help the one of the pair whose part it takes: where all are idle, nobody does."""
+        if worker.role is Role.DECODE:
+            return self._tokens_before(request, worker) < self._tokens_before(request, prefill)
+        return worker.num_sequences < decode.num_sequences
+
     def _split(self, request: Request, prefill: Worker, decode: Worker) -> Prediction | None:
-        first_s, pace, link = (
-            self._prompt_s(request, prefill),
-            _pace(decode),
-            self._registry.link(prefill, decode),
-        )
+        first_s, pace = self._prompt_s(request, prefill), decode.pace
+        link = self._registry.link(prefill, decode)
         if first_s is None or pace is None or link is None:
             return None
-        layout = decode.info.layout
-        num_bytes = (
-            (request.num_tokens - self._matched(request, decode)) * layout.block_bytes / layout.block_size
-        )
+        layout, num_sent = decode.info.layout, request.num_tokens - self._matched(request, decode)
+        transfer_s = num_sent * layout.block_bytes / layout.block_size / (1e9 * max(link.gb_per_s, 1e-3))
         # Layers travel, and the decode worker computes prompts of its own, while this one is computed.
-        beside_s = max(
-            num_bytes / (1e9 * max(link.gb_per_s, 1e-3)), decode.pending_tokens * pace.prompt_token_s
-        )
+        beside_s = max(transfer_s, decode.pending_tokens * pace.prompt_token_s)
         rest_s = max(0.0, beside_s - first_s) + self._decode_s(request, decode, pace)
         return Prediction(Way.SPLIT, prefill.worker_id, decode.worker_id, first_s, rest_s)
 
     def _whole(self, request: Request, worker: Worker) -> Prediction | None:
         is_decode = worker.role is Role.DECODE
         least_tokens = LEAST_CHUNK_TOKENS if is_decode else LEAST_PREFILL_CHUNK_TOKENS
-        first_s, pace = self._prompt_s(request, worker), _pace(worker)
-        if (
-            first_s is None
-            or pace is None
-            or _chunk_tokens(worker, pace, 0 if is_decode else 1) < least_tokens
-        ):
+        first_s, pace = self._prompt_s(request, worker), worker.pace
+        if first_s is None or pace is None:
+            return None
+        if _chunk_tokens(worker, pace, 0 if is_decode else 1) < least_tokens:
             return None
         way = Way.LOCAL_PREFILL if is_decode else Way.LOCAL_DECODE
         rest_s = self._decode_s(request, worker, pace)
@@ -115,24 +115,22 @@ class HybridChooser:
 
     def _prompt_s(self, request: Request, worker: Worker) -> float | None:
         """How long what waits there and then this prompt take; None if nothing is known."""
-        pace, num_sequences = _pace(worker), worker.num_sequences
+        pace, num_sequences = worker.pace, worker.num_sequences
         if pace is None:
             return None
-        is_alone = worker.role is Role.PREFILL and not num_sequences
-        chunk_tokens = (
-            ALONE_CHUNK_TOKENS if is_alone else max(LEAST_CHUNK_TOKENS, _chunk_tokens(worker, pace, 0))
-        )
-        to_compute = max(1, request.num_tokens - self._matched(request, worker))
-        return pace.prompt_s(worker.pending_tokens + to_compute, num_sequences, chunk_tokens)
+        chunk_tokens = ALONE_CHUNK_TOKENS
+        if worker.role is Role.DECODE or num_sequences:
+            chunk_tokens = max(LEAST_CHUNK_TOKENS, _chunk_tokens(worker, pace, 0))
+        return pace.prompt_s(self._tokens_before(request, worker), num_sequences, chunk_tokens)
+
+    def _tokens_before(self, request: Request, worker: Worker) -> int:
+        """The prompt tokens to compute there until this request's first token."""
+        return worker.pending_tokens + max(1, request.num_tokens - self._matched(request, worker))
 
     def _decode_s(self, request: Request, worker: Worker, pace: StepPace) -> float:
         most = request.submission.sampling.max_tokens - len(request.emitted)
         num_steps = max(0.0, self._answers.expected(most) - 1)
         return num_steps * pace.decode_step_s(worker.num_sequences + 1)
-
-
-def _pace(worker: Worker) -> StepPace | None:
-    return None if worker.stats is None else worker.stats.pace
 
 
 def _chunk_tokens(worker: Worker, pace: StepPace, num_joining: int) -> int:
@@ -146,6 +144,13 @@ def _is_worth_it(whole: Prediction, split: Prediction) -> bool:
     return split.total_s - whole.total_s > LEAST_GAIN * replaced_s
 
 
+def _soonest(found: tuple[Prediction, object]) -> tuple[float, str, str]:
+    """The order of predictions; equal ones by name."""
+    prediction = found[0]
+    return prediction.total_s, prediction.prefill_worker, prediction.decode_worker
+
+
 def _first(best: Prediction | None, compared: list[Prediction]) -> tuple[Prediction, ...]:
-    others = tuple(prediction for prediction in compared if prediction is not best)
-    return others if best is None else (best, *others)
+    """`best`, and others to compare it with."""
+    others = [prediction for prediction in compared if prediction is not best][:MAX_RECORDED]
+    return (*others,) if best is None else (best, *others)

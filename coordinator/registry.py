@@ -9,6 +9,7 @@ from twinpool.config import Role
 from twinpool.coordinator.lifecycle import Leg, LegKind
 from twinpool.messages import PROTOCOL_VERSION, LinkFailed, LinkReady, PeerInfo, Peers, Register, WorkerStats
 from twinpool.request import RequestKey
+from twinpool.step_pace import StepPace
 
 MAX_REMEMBERED_POOLS = 1024
 OTHER_ROLE = {Role.PREFILL: Role.DECODE, Role.DECODE: Role.PREFILL}
@@ -60,6 +61,11 @@ class Worker:
         others, and at least one.
         """
         return self.info.max_num_seqs + max(1, self.info.max_num_seqs // 8)
+
+    @property
+    def pace(self) -> StepPace | None:
+        """How long a hybrid's steps take, by its last heartbeat."""
+        return None if self.stats is None else self.stats.pace
 
     @property
     def num_sequences(self) -> int:

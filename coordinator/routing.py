@@ -170,11 +170,13 @@ class Router:
 
     def _has_time(self, worker: Worker, request: Request) -> bool:
         """Whether the prompt would start soon at the worker: behind less than `STEP_TOKENS`, or in at most
-        `MAX_PENDING_S` at the measured pace. Before anything is measured only the former counts."""
+        `MAX_PENDING_S` at the measured pace, a hybrid's own. Before anything is measured only the former counts."""
         pending = worker.pending_tokens
         if pending < STEP_TOKENS:
             return True
         is_short = pending + request.num_tokens <= MAX_PENDING_PROMPT_TOKENS
+        if (pace := worker.pace) is not None:
+            return is_short and pending * pace.prompt_token_s <= MAX_PENDING_S
         return is_short and 0 < self._pace.seconds_before(pending) <= MAX_PENDING_S
 
     def _heard_pairs(self, now: float) -> Iterator[tuple[Worker, Worker]]:

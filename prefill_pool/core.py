@@ -89,6 +89,8 @@ class PrefillCore:
         self._by_fence: dict[int, Handoff] = {}
         self._running: frozenset[RequestKey] = frozenset()
         self._num_ungranted_blocks = 0
+        self.awaits_room = False
+        """Whether a granted prompt found no room in the last plan: whoever starts now would take what it needs."""
         self._links: set[Peer] = set()
         self._revoked = RevokedFences()
         self._commands: list[Command] = []
@@ -97,14 +99,14 @@ class PrefillCore:
         return key in self._jobs
 
     @property
-    def awaits_room(self) -> bool:
-        """Whether a granted prompt waits to start: whoever starts now would take what it needs."""
-        return any(job.grant and not job.prompt.table for job in self._jobs.values())
-
-    @property
     def num_prompts(self) -> int:
         """Prompts that are not computed yet."""
         return len(self._scheduler)
+
+    @property
+    def oldest_prompt_at(self) -> float:
+        """When the one came that has been here for longest; infinite if there is none."""
+        return self._scheduler.oldest_at
 
     # ── the role's interface ──────────────────────────────────────────────────────────────────────────────
 
@@ -149,6 +151,7 @@ class PrefillCore:
             len(job.prompt.table) for job in self._jobs.values() if job.prompt.table and not job.grant
         )
         budget = self.token_budget if most_tokens is None else min(most_tokens, self.token_budget)
+        self.awaits_room = False
         slices = self._scheduler.plan(now, budget, self)
         if not slices:
             return None
@@ -208,6 +211,7 @@ class PrefillCore:
             return False
         parked = [job for job in self._jobs.values() if job.is_parked and not job.ending]
         if not parked:
+            self.awaits_room = True
             return False
         self.counters.add(WorkerMetric.PREEMPTIONS)
         youngest = max(parked, key=lambda job: job.prompt.arrived_at)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
@@ -110,6 +111,11 @@ class PrefillScheduler:
     def num_tokens_left(self) -> int:
         """Prompt tokens still to compute."""
         return sum(prompt.num_left for prompt in self._prompts.values())
+
+    @property
+    def oldest_at(self) -> float:
+        """When the prompt came that has been here for longest; infinite if there is none."""
+        return min((prompt.arrived_at for prompt in self._prompts.values()), default=math.inf)
 
     def add(self, job: Job, now: float) -> Prompt:
         """Queues the job.

@@ -19,8 +19,9 @@ from twinpool.coordinator.events import (
 )
 from twinpool.coordinator.state import CoordinatorCore
 from twinpool.errors import InvariantViolation
-from twinpool.messages import Dropped, DropReason
+from twinpool.messages import Dropped, DropReason, Message, Prefill
 from twinpool.metrics import CoordinatorMetric
+from world import hybrid
 from world.model import EOS
 from world.schedule import Actor
 from world.story import Broken
@@ -112,6 +113,7 @@ class CoordinatorProcess(Actor):
             case Refuse(request_id, error):
                 self.clients[request_id].refused(error)
             case Send(worker_id, incarnation, message):
+                self._check_choice(worker_id, message)
                 worker = self._world.workers.get((worker_id, incarnation))
                 if worker is None:
                     self.handle(WorkerLost(worker_id, incarnation, "is out of reach"))
@@ -122,6 +124,12 @@ class CoordinatorProcess(Actor):
             case Note(text, is_fault):
                 if is_fault:
                     raise Broken("no worker says what it must not", text)
+
+    def _check_choice(self, worker_id: str, message: Message) -> None:
+        prefill = self.core.registry.get(worker_id)
+        pace = self._world.scenario.pace
+        if isinstance(message, Prefill) and pace and prefill and message.job.key in prefill.legs:
+            hybrid.check_choice(self.core, pace, prefill, message)
 
     def check_counts(self) -> None:
         """At the end: the metrics obey the laws of conservation."""

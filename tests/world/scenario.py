@@ -9,6 +9,7 @@ from random import Random
 from twinpool.config import CoordinatorConfig, Role, SchedulerConfig
 from twinpool.coordinator.tenants import ANYONE, Tenant
 from twinpool.request import SamplingParams
+from twinpool.step_pace import StepPace
 from world.client import Ask, Parting
 from world.model import VOCABULARY, text
 
@@ -44,9 +45,10 @@ class Fault:
 class Scenario:
     """Everything that a run depends on besides its dice, which `seed` throws.
 
-    Model steps take `step_s` (least, most). Messages take up to `jitter_s`, one in `slow_one_in` up to `slow_s` more;
-    `peer_loss` of those between workers are lost, until all requests have come and all faults have struck.
-    `is_ours`: workers were started by the server, which sees them end, and can end them. Others start themselves again.
+    Model steps take `step_s` (least, most), or about what `pace` says, as hybrids need. Messages take up to
+    `jitter_s`, one in `slow_one_in` up to `slow_s` more; `peer_loss` of those between workers are lost, until all
+    requests have come and all faults have struck. `is_ours`: workers were started by the server, which sees them end,
+    and can end them. Others start themselves again.
     """
 
     seed: int
@@ -69,6 +71,7 @@ class Scenario:
     slow_s: float = 0.0
     wire_slowness: float = 1.0
     peer_loss: float = 0.0
+    pace: StepPace | None = None
 
     @property
     def faults_end_s(self) -> float:
@@ -115,8 +118,17 @@ def draw(seed: int) -> Scenario:
         wire_slowness=dice.choice((1.0, 1.0, 6.0, 20.0)),
         peer_loss=dice.choice((0.0, 0.0, 0.0, 0.0, 0.3)) if is_split else 0.0,
     )
+    scenario = _perhaps_hybrid(scenario, Random(f"hybrid {seed}"), is_split)
     asks = _asks(dice, scenario)
     return replace(scenario, asks=asks, faults=_faults(dice, is_split, asks[-1].at_s))
+
+
+def _perhaps_hybrid(scenario: Scenario, dice: Random, is_split: bool) -> Scenario:
+    if not is_split or dice.random() < 0.7:
+        return scenario
+    workers = replace(scenario.workers, hybrid=True, itl_budget_ms=dice.choice((60.0, 200.0)))
+    paces = (StepPace(0.004, 0.0005, 0.001), StepPace(0.006, 0.001, 0.0003), StepPace(0.002, 0.008, 0.001))
+    return replace(scenario, workers=workers, pace=dice.choice(paces))
 
 
 def _asks(dice: Random, scenario: Scenario) -> tuple[Ask, ...]:

@@ -8,6 +8,7 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from twinpool.colocated_pool.core import ColocatedCore
+from twinpool.colocated_pool.hybrid import HybridCore, HybridDecodeCore, HybridPrefillCore
 from twinpool.config import Role, SchedulerConfig
 from twinpool.decode_pool.core import DecodeCore
 from twinpool.errors import InvariantViolation
@@ -52,6 +53,7 @@ from twinpool.worker.core import (
     Tick,
     Verify,
 )
+from world import hybrid
 from world.links import Links
 from world.model import FakeKV, layout
 from world.schedule import Actor, Schedule
@@ -66,7 +68,8 @@ TICK_S = 0.1
 REGISTER_AGAIN_S = 1.0
 MAX_DRIFT = 0.01
 
-Core = PrefillCore | DecodeCore | ColocatedCore
+Part = PrefillCore | DecodeCore | ColocatedCore
+Core = Part | HybridCore
 Identity = tuple[str, str]
 """A worker's id and incarnation."""
 
@@ -103,8 +106,16 @@ class WorkerProcess(Actor):
         """The world's dice."""
         return self._world.random
 
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """The core, or the two that a hybrid has: its role's first."""
+        return (self.core.role, self.core.guest) if isinstance(self.core, HybridCore) else (self.core,)
+
     def begin(self) -> None:
         """The process runs: it registers, and its clock ticks."""
+        if isinstance(self.core, HybridCore) and (pace := self._world.scenario.pace):
+            for timed in hybrid.timed_steps(pace, self.random):
+                self.core.handle(timed, self._clock())
         self._keep_registered()
         self._tick()
 
@@ -167,6 +178,7 @@ class WorkerProcess(Actor):
                 num_blocks=scenario.num_blocks,
                 max_model_len=scenario.num_blocks * scenario.block_size,
                 max_num_seqs=self.config.max_num_seqs,
+                itl_budget_s=self.config.itl_budget_ms / 1e3 if isinstance(self.core, HybridCore) else None,
             )
             self._world.network.to_coordinator(self, offer)
             self._after(REGISTER_AGAIN_S, self._keep_registered)
@@ -181,6 +193,8 @@ class WorkerProcess(Actor):
         if not self.is_alive:
             return
         running = self._running()
+        if (taken := self._slots_taken()) > (most := self.config.max_num_seqs):
+            raise Broken("slots are counted", f"{self.name} gave away {taken} slots of {most}")
         try:
             plan = None if self._is_stepping else self.core.next_step(self._clock())
             if self._is_stepping or plan is not None:
@@ -198,11 +212,21 @@ class WorkerProcess(Actor):
 
     def _run_step(self, plan: StepPlan) -> None:
         self._world.story.tell(self.schedule.now, self.name, plan)
-        if self.role is Role.COLOCATED:
-            self._check_headroom(plan)
+        self._check_headroom(plan)
         wires = [self.links.senders.get(push.worker_id) for push in plan.pushes]
-        seconds = self._world.step_s()
+        seconds = self._step_s(plan)
         self.schedule.after(seconds, self, lambda: self._end_step(plan, wires, seconds))
+
+    def _step_s(self, plan: StepPlan) -> float:
+        if (pace := self._world.scenario.pace) is None:
+            return self._world.step_s()
+        running, num_tokens = set(self._running()), plan.batch.num_tokens
+        num_streams = sum(chunk.key in running for chunk in plan.batch.slices)
+        seconds = hybrid.step_s(pace, num_streams, num_tokens - num_streams, self.random)
+        if isinstance(self.core, HybridCore):
+            budget_s = self.config.itl_budget_ms / 1e3
+            hybrid.check_step(self.role is Role.DECODE, num_streams, num_tokens, budget_s, seconds)
+        return seconds
 
     def _end_step(self, plan: StepPlan, wires: list[Wire | None], seconds: float) -> None:
         # Written as late as possible: a block that changed hands during the step would be spoiled.
@@ -320,34 +344,51 @@ class WorkerProcess(Actor):
 
     def _is_lent(self, fence: int, block_id: int) -> bool:
         """Whether the ledger still keeps `block_id` for the writer of `fence`, in quarantine or not (I2)."""
-        assert isinstance(self.core, DecodeCore)
-        held = self.core._ledger.reservation(fence)
+        held = self._decode_core._ledger.reservation(fence)
         return held is not None and block_id in held.block_ids
+
+    @property
+    def _decode_core(self) -> DecodeCore:
+        assert isinstance(self.parts[0], DecodeCore)
+        return self.parts[0]
 
     def _running(self) -> list[RequestKey]:
         """The sequences that generate here, oldest first."""
-        match self.core:
-            case DecodeCore():
-                return [sequence.key for sequence in self.core._scheduler]
-            case ColocatedCore():
-                return [sequence.key for sequence in self.core._decode]
-            case _:
-                return []
+        keys: list[RequestKey] = []
+        for part in self.parts:
+            match part:
+                case DecodeCore():
+                    keys += [sequence.key for sequence in part._scheduler]
+                case ColocatedCore():
+                    keys += [sequence.key for sequence in part._decode]
+        return keys
+
+    def _slots_taken(self) -> int:
+        """Places in the batch that sequences, grants and prompts computed here have."""
+        taken = 0
+        for part in self.parts:
+            match part:
+                case DecodeCore():
+                    taken += part.num_sequences + part._intake.num_granted
+                case ColocatedCore():
+                    taken += part.num_slots
+        return taken
 
     def works_on(self, request_id: str) -> bool:
         """Whether something is computed, awaited or kept for that request here.
 
         What prefill has sealed, or has given up and waits to be rid of, does not count.
         """
-        match self.core:
-            case PrefillCore():
-                jobs = self.core._jobs.values()
-                keys = [job.key for job in jobs if not job.ending and job.state is not HandoffState.SEALED]
-            case DecodeCore():
-                arrivals = (*self.core._intake.waiting, *self.core._intake.granted)
-                keys = [*self._running(), *(arrival.key for arrival in arrivals)]
-            case ColocatedCore():
-                keys = [*self._running(), *(prompt.job.key for prompt in self.core._prefill)]
+        keys = self._running()
+        for part in self.parts:
+            match part:
+                case PrefillCore():
+                    jobs = part._jobs.values()
+                    keys += [j.key for j in jobs if not j.ending and j.state is not HandoffState.SEALED]
+                case DecodeCore():
+                    keys += [arrival.key for arrival in (*part._intake.waiting, *part._intake.granted)]
+                case ColocatedCore():
+                    keys += [prompt.job.key for prompt in part._prefill]
         return any(key.request_id == request_id for key in keys)
 
     def blocks_wanted(self, job: Job) -> int:
@@ -356,14 +397,14 @@ class WorkerProcess(Actor):
         return ceil((len(job.token_ids) + num_growth) / self._world.scenario.block_size)
 
     def _check_grant(self, grant: Granted) -> None:
-        assert isinstance(self.core, DecodeCore)
-        arrival = self.core._intake._granted.get(grant.key)
+        arrival = self._decode_core._intake._granted.get(grant.key)
         if arrival is not None and arrival.table is not None:
             self._check_blocks(grant.key, len(arrival.table), self.blocks_wanted(arrival.job))
 
     def _check_headroom(self, plan: StepPlan) -> None:
-        assert isinstance(self.core, ColocatedCore)
-        jobs = {prompt.job.key: prompt.job for prompt in self.core._prefill}
+        if not isinstance(self.parts[-1], ColocatedCore):
+            return
+        jobs = {prompt.job.key: prompt.job for prompt in self.parts[-1]._prefill}
         for chunk in plan.batch.slices:
             if chunk.key in jobs:
                 self._check_blocks(chunk.key, len(chunk.block_table), self.blocks_wanted(jobs[chunk.key]))
@@ -397,6 +438,10 @@ class WorkerProcess(Actor):
 
 def _core(role: Role, num_blocks: int, block_size: int, config: SchedulerConfig, incarnation: str) -> Core:
     match role:
+        case Role.PREFILL if config.hybrid:
+            return HybridPrefillCore(num_blocks, layout(block_size), FINGERPRINT, config)
+        case Role.DECODE if config.hybrid:
+            return HybridDecodeCore(num_blocks, layout(block_size), FINGERPRINT, config, incarnation)
         case Role.PREFILL:
             return PrefillCore(num_blocks, layout(block_size), FINGERPRINT, config)
         case Role.DECODE:
