@@ -12,6 +12,7 @@ import torch
 
 from twinpool.config import EngineConfig, require
 from twinpool.engine.batch import SequenceSlice, StepBatch, StepOutput
+from twinpool.engine.gpu.device import current
 from twinpool.engine.gpu.graphs import CudaRecorder, DecodeGraphs, Recorder
 from twinpool.engine.gpu.host_mirror import HostMirror
 from twinpool.engine.gpu.layer_handover import LayerHandover, mark
@@ -98,7 +99,8 @@ class ModelRunner:
             num_sharing=config.workers_on_device if on_gpu else config.workers_on_host,
             mirror_bytes=free_host_memory() if on_gpu and spare_bytes else None,
         )  # fmt: skip
-        model = _load_model(model_config, directory, max_model_len, dtype, device)
+        with current(device):
+            model = _load_model(model_config, directory, max_model_len, dtype, device)
         num_spare = max(1, spare_bytes // layout.block_bytes) if spare_bytes else 0
         kv, memory = _lay_out(layout, size.num_blocks + num_spare, device, allocate, mirrored=num_spare > 0)
         name = fingerprint(model_config, directory)
@@ -110,11 +112,12 @@ class ModelRunner:
         soon as that layer's KV of all the batch's tokens is there: on this thread, or where a GPU goes on computing
         meanwhile, on another; in any case before this returns."""
         start = time.perf_counter()
-        if self.device.type == "cuda" and on_layer_done is not None:
-            with LayerHandover(on_layer_done, partial(mark, self.device)) as handover:
-                token_ids = self._step(batch, handover.layer_launched)
-        else:
-            token_ids = self._step(batch, on_layer_done)
+        with current(self.device):
+            if self.device.type == "cuda" and on_layer_done is not None:
+                with LayerHandover(on_layer_done, partial(mark, self.device)) as handover:
+                    token_ids = self._step(batch, handover.layer_launched)
+            else:
+                token_ids = self._step(batch, on_layer_done)
         return StepOutput(token_ids, time.perf_counter() - start)
 
     def _step(self, batch: StepBatch, on_layer_done: LayerDone | None) -> dict[RequestKey, int]:
@@ -138,7 +141,8 @@ class ModelRunner:
     def logits(self, batch: StepBatch) -> torch.Tensor:
         """Runs the step without sampling: float32 [tokens, vocab], for every token of the batch."""
         rows = np.arange(batch.num_tokens, dtype=np.int64)
-        return self._model.logits(self._forward(batch.slices, rows, None))
+        with current(self.device):
+            return self._model.logits(self._forward(batch.slices, rows, None))
 
     def warm_up(self, most_decodes: int = 0) -> None:
         """Compiles, or loads the compiled kernels, by running a small prefill and steps of every kind after it. On a
@@ -154,7 +158,8 @@ class ModelRunner:
             sampling = SamplingParams(max_tokens=1, seed=0, temperature=temperature, top_k=top_k)
             for token_ids, start in (([0] * length, 0), ([0], length), ([0] * 2, length)):
                 if start + len(token_ids) <= self.max_model_len:
-                    self.run(StepBatch((SequenceSlice(key, token_ids, start, blocks, sampling),)))
+                    piece = SequenceSlice(key, token_ids, start, blocks, sampling, banned_token_ids=(0,))
+                    self.run(StepBatch((piece,)))
         if self.device.type == "cuda" and most_decodes and self.model_config.family is not None:
             self.capture(CudaRecorder(self.device), most_decodes)
 
@@ -163,11 +168,12 @@ class ModelRunner:
         """From now on decode steps of up to `most_decodes` sequences are what `recorder` recorded."""
         # One buffer for the logits of all sizes: what a recording gives out, no other may use.
         logits = torch.empty(most_decodes, self.model_config.vocab_size, device=self.device)
-        self.graphs = DecodeGraphs(
-            partial(self._sample, logits), recorder, most_seqs=most_decodes,
-            most_blocks=self.layout.num_blocks(self.max_model_len), block_size=self.layout.block_size,
-            device=self.device,
-        )  # fmt: skip
+        with current(self.device):
+            self.graphs = DecodeGraphs(
+                partial(self._sample, logits), recorder, most_seqs=most_decodes,
+                most_blocks=self.layout.num_blocks(self.max_model_len), block_size=self.layout.block_size,
+                device=self.device,
+            )  # fmt: skip
 
     def _sample(self, logits: torch.Tensor, inputs: StepInputs) -> tuple[torch.Tensor, torch.Tensor]:
         """A whole step on a GPU: its logits, in the first rows of `logits`, and its tokens."""

@@ -61,7 +61,7 @@ def sample_rows(logits: torch.Tensor, rows: torch.Tensor, marks: torch.Tensor | 
     return out
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["marks"])  # they lie behind any number of rows
 def _adjust(
     logits: tl.tensor, rows: tl.tensor, marks: tl.tensor, row_stride: tl.tensor, vocab_size: tl.tensor,
     BLOCK: tl.constexpr,
