@@ -107,7 +107,7 @@ def measure(
         statistics.median(each.flops_per_s for each in bench.ceilings),
     )
     return EngineReport(
-        machine=describe(device, ()),
+        machine=describe(device),
         settings={"what": f"{plan.name} in {dtype} on {device}", "dtype": dtype.value, "shape": bed.shape},
         ceilings={f"{device}, {dtype}": limits},
         measurements=tuple(bench.measurements),
@@ -132,9 +132,8 @@ def _block_copies(bench: Bench, bed: ModelBed, counts: Sequence[int]) -> None:
     bytes to and from pinned memory."""
     runner = bed.runner
     device, size = runner.device, runner.layout.block_bytes
-    pool = runner.kv[
-        : 2 * max(counts)
-    ]  # scattered blocks of a part of the pool: the whole would take long to pin
+    # Scattered blocks of a part of the pool: the whole would take long to pin.
+    pool = runner.kv[: 2 * max(counts)]
     mirror = HostMirror(pool, memoryview(bytearray(len(pool) * size)))
     runs = block_runs(pool)
     for count in counts:

@@ -111,6 +111,7 @@ class DecodeGraphs:
                 num_decodes=size,
                 most_queries=0,
             )
+            inputs.pad()
             self._inputs[size] = inputs
             self._recordings[size] = recorder.record(partial(compute, inputs))
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import weakref
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -84,6 +84,10 @@ class HostMirror:
         runtime, address = load(), self._host.data_ptr()
         code = int(runtime.cudaHostRegister(address, num_bytes, 0))
         if code != 0:
+            with suppress(
+                RuntimeError
+            ):  # CUDA keeps the error, and the next launch would report it as its own
+                torch.zeros(1, device=self._kv.device)
             log.warning(
                 "%.1f GB of host memory cannot be pinned (CUDA error %d; see ulimit -l): KV is copied slower",
                 num_bytes / 1e9, code,

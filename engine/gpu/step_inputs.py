@@ -62,7 +62,7 @@ class StepInputs:
     def __init__(
         self, room: Room, block_size: int, device: torch.device, *, num_decodes: int, most_queries: int
     ):
-        """`num_decodes` and `most_queries` as in `DeviceBatch`. Until the first `fill` all is padding."""
+        """`num_decodes` and `most_queries` as in `DeviceBatch`. There is nothing in it before `fill` or `pad`."""
         self.room = room
         self._block_size = block_size
         sections = room.sections()
@@ -94,8 +94,6 @@ class StepInputs:
                 tensors["query_starts"], tensors["ends"], tensors["block_tables"], num_decodes, most_queries
             ),
         )
-        self._pad(0, 0, 0)
-        self._upload()
 
     @classmethod
     def of(
@@ -134,6 +132,11 @@ class StepInputs:
         if sampling is not None:
             host["sampling"][: len(rows)] = sampling.view(np.int32).reshape(len(rows), -1)
         self._pad(num_tokens, num_seqs, len(rows))
+        self._upload()
+
+    def pad(self) -> None:
+        """Makes padding of everything, on the device too."""
+        self._pad(0, 0, 0)
         self._upload()
 
     def _pad(self, num_tokens: int, num_seqs: int, num_rows: int) -> None:
