@@ -25,7 +25,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     if not runs_compiled(x):
         return rms_norm_reference(x, weight, eps)
     out = torch.empty_like(x)
-    _norm(flat(x), flat(weight), np.float32(eps), flat(out), x.shape[0], 1, x.stride(0), 0)
+    norm_rows(flat(x), flat(weight), np.float32(eps), flat(out), x.shape[0], 1, x.stride(0), 0)
     return out
 
 
@@ -53,13 +53,14 @@ def rms_norm_heads_(x: torch.Tensor, weight: torch.Tensor, eps: float) -> None:
         x.copy_(rms_norm_reference(x, weight, eps))
         return
     memory = flat(x)
-    _norm(memory, flat(weight), np.float32(eps), memory, x.shape[0], x.shape[1], x.stride(0), x.stride(1))
+    norm_rows(memory, flat(weight), np.float32(eps), memory, x.shape[0], x.shape[1], x.stride(0), x.stride(1))
 
 
 @compiled
-def _norm(
+def norm_rows(
     x: Any, weight: Any, eps: Any, out: Any, num_rows: Any, num_heads: Any, row_stride: Any, head_stride: Any
 ) -> None:
+    """`out` = the norm of each head of each row of `x`; both are flat, with the same strides, and may be the same."""
     width = weight.shape[0]
     for row in range(num_rows):
         for head in range(num_heads):

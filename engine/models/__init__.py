@@ -12,6 +12,10 @@ from twinpool.kernels.paged_attention import PagedBatch
 LayerDone = Callable[[int], None]
 
 
+def ignore_layer(_layer: int) -> None:
+    """The `on_layer_done` of those who need none: models may then do all layers in one go."""
+
+
 class Model(Protocol):
     """A decoder on packed ragged batches."""
 
@@ -23,7 +27,8 @@ class Model(Protocol):
         rows: torch.Tensor,
         on_layer_done: LayerDone,
     ) -> torch.Tensor:
-        """Runs all tokens and returns the final hidden states of those in `rows`: [len(rows), hidden].
+        """Runs all tokens and returns, for those in `rows`, what `logits` takes: the final hidden states [len(rows),
+        hidden], or the logits already.
 
         `token_ids` [tokens], `rows` [rows], int64. `kv` is the pool; each layer's KV of all tokens is written to it,
         then `on_layer_done(layer)` is called. `rows` may be empty.

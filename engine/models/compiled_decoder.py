@@ -1,0 +1,116 @@
+"""The own families' decoder on a CPU: packed weights, buffers that are kept, and one compiled call for a step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from twinpool.engine.model_config import ModelConfig
+from twinpool.engine.models import LayerDone, ignore_layer
+from twinpool.engine.models.packed_weights import pack_weights
+from twinpool.engine.models.rope_tables import rope_tables
+from twinpool.engine.models.stack import Buffers, Shape, Step, Tables, run_layers
+from twinpool.engine.weights import Weights
+from twinpool.kernels.attention_cpu import scratch_size
+from twinpool.kernels.jit import flat
+from twinpool.kernels.linear import SUMS, aligned, padded
+from twinpool.kernels.paged_attention import PagedBatch
+from twinpool.kernels.team import Team
+
+_LEAST_BYTES_PER_RANK = 1 << 16
+"""A layer of fewer bytes per rank is read sooner than ranks have met eight times."""
+
+
+class CompiledDecoder:
+    """As `Decoder`, to the same weights, on a CPU. One step at a time.
+
+    Without a `team` it makes one: as many threads as torch has then, if a layer is large enough to be shared.
+    """
+
+    def __init__(
+        self, config: ModelConfig, weights: Weights, max_model_len: int, dtype: torch.dtype, team: Team | None = None
+    ) -> None:  # fmt: skip
+        """Reads and packs all weights; `dtype` is theirs.
+
+        Raises:
+            ModelError: a tensor is absent or has another shape than config.json says.
+        """
+        self._config = config
+        self._dtype = dtype
+        self._weights = pack_weights(config, weights, dtype)
+        cos, sin = rope_tables(config, max_model_len)
+        self._tables = Tables(flat(cos), flat(sin))
+        self._shape = Shape(
+            config.num_layers, config.hidden_size, config.num_heads, config.num_kv_heads, config.head_dim,
+            config.intermediate_size, config.vocab_size, np.float32(config.rms_eps),
+            np.float32(config.head_dim**-0.5), np.array([window or 0 for window in config.windows]),
+        )  # fmt: skip
+        layer_bytes = self._weights.flat.nbytes // config.num_layers
+        self._team = team or Team(max(1, min(torch.get_num_threads(), layer_bytes // _LEAST_BYTES_PER_RANK)))
+        self._buffers = self._make_buffers(1, 1)
+
+    def forward(
+        self,
+        token_ids: torch.Tensor,
+        batch: PagedBatch,
+        kv: torch.Tensor,
+        rows: torch.Tensor,
+        on_layer_done: LayerDone,
+    ) -> torch.Tensor:
+        """As `Model.forward`, but what comes back are the logits already, valid until the next call.
+
+        Raises:
+            IndexError: a token id is not in the vocabulary.
+        """
+        step = Step(
+            token_ids.numpy(), batch.positions.numpy(), batch.slots.numpy(), batch.query_starts, batch.ends,
+            batch.block_tables, batch.table_starts, rows.numpy(),
+        )  # fmt: skip
+        if int(step.token_ids.view(np.uint64).max()) >= self._shape.vocab:
+            raise IndexError(f"token ids are 0 to {self._shape.vocab - 1}; found {step.token_ids.tolist()}")
+        self._make_room(len(step.token_ids), len(step.rows))
+        layers = self._config.num_layers
+        ends = (layers,) if on_layer_done is ignore_layer else range(1, layers + 1)
+        first = 0
+        for end in ends:
+            self._team.run(
+                run_layers, first, end, self._shape, self._weights, self._tables, step, flat(kv), tuple(kv.shape),
+                kv.stride(), self._buffers,
+            )  # fmt: skip
+            on_layer_done(end - 1)
+            first = end
+        logits = self._buffers.logits[: len(step.rows) * self._shape.vocab]
+        return torch.from_numpy(logits).view(len(step.rows), self._shape.vocab)
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """What `forward` gave."""
+        return hidden
+
+    def _make_room(self, num_tokens: int, num_rows: int) -> None:
+        """Buffers for so many tokens and rows of logits, or more: powers of two, so that they seldom grow."""
+        tokens = len(self._buffers.residual) // padded(self._shape.hidden, self._dtype)
+        rows = len(self._buffers.logits) // self._shape.vocab
+        if num_tokens > tokens or num_rows > rows:
+            self._buffers = self._make_buffers(
+                max(tokens, 1 << (num_tokens - 1).bit_length()),
+                max(rows, 1 << max(num_rows - 1, 0).bit_length()),
+            )
+
+    def _make_buffers(self, tokens: int, rows: int) -> Buffers:
+        shape, size = self._shape, self._team.size
+        query_size, kv_size = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
+
+        def room(width: int) -> np.ndarray[Any, Any]:
+            buffer = aligned(tokens * padded(width, self._dtype), self._dtype)
+            buffer[:] = 0  # what fills up an odd row takes part in products
+            return buffer
+
+        itemsize = self._weights.flat.itemsize
+        scratch = scratch_size(shape.num_heads, shape.num_kv_heads, shape.head_dim, itemsize)
+        return Buffers(
+            residual=room(shape.hidden), normed=room(shape.hidden), qkv=room(query_size + 2 * kv_size),
+            attended=room(query_size), gated=room(shape.inner), logits=aligned(rows * shape.vocab, torch.float32),
+            sums=aligned(size * SUMS, torch.float32), scratch=aligned(size * scratch, torch.float32),
+        )  # fmt: skip
