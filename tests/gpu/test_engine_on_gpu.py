@@ -103,6 +103,20 @@ def test_captured_steps_leave_every_other_block_as_it_was(model: Path) -> None:
     assert (runner.kv != before).flatten(1).any(1).nonzero()[:, 0].tolist() == written
 
 
+@pytest.mark.skipif(IS_REHEARSAL, reason="pools of 8 bits are on a GPU only")
+@pytest.mark.parametrize(("kv_cache_dtype", "most_error"), [("int8", 0.02), ("fp8", 0.08)])
+def test_kv_in_8_bits_changes_logits_by_little(model: Path, kv_cache_dtype: str, most_error: float) -> None:
+    (prompt,) = prompts((200,), SMALL.vocab_size)
+    chunks = [
+        StepBatch((SequenceSlice(RequestKey("a", 0), prompt[start:end], start, tuple(range(13)), None),))
+        for start, end in ((0, 150), (150, 200))
+    ]
+    exact, narrow = runner_on(DEVICE, model), runner_on(DEVICE, model, kv_cache_dtype=kv_cache_dtype)
+    for chunk in chunks:
+        wanted, found = exact.logits(chunk), narrow.logits(chunk)
+    assert 0 < float((found - wanted).norm() / wanted.norm()) < most_error
+
+
 @pytest.mark.skipif(IS_REHEARSAL, reason="only a GPU has memory of its own")
 def test_steps_take_no_memory_once_they_are_captured(real_model: Path) -> None:
     runner = runner_on(DEVICE, real_model, "bfloat16", num_blocks=2000)

@@ -28,7 +28,8 @@ def runner_on(device: torch.device, model: Path, dtype: str = "float32", **setti
         str(model), dtype, str(device), **{"block_size": BLOCK_SIZE, "num_blocks": 160} | settings
     )
     runner = ModelRunner.load(config, lambda num_bytes: memoryview(bytearray(num_bytes)))
-    runner.kv.copy_(torch.randn(runner.kv.shape[1:], generator=torch.Generator().manual_seed(5)) * 30)
+    garbage = torch.randn(runner.kv.shape[1:], generator=torch.Generator().manual_seed(5)) * 30
+    runner.kv.copy_(garbage.to(runner.kv.dtype))
     return runner
 
 
