@@ -22,12 +22,16 @@ class LimitsUnknown(TwinpoolError):
 
 @dataclass(frozen=True, slots=True)
 class EngineFigures:
-    """What is read of a report. `ratios` are medians by operation, like "decode: batch 1, context 512"; `floors` say
-    what each is a ratio to."""
+    """What is read of a report.
+
+    `num_cores` are those that may be used. `ratios` are medians by operation, like "decode: batch 1, context 512";
+    `floors` say what each is a ratio to.
+    """
 
     shape: Shape
     ceilings: dict[str, Ceilings]
     dtype: str
+    num_cores: int
     ratios: dict[str, float]
     floors: dict[str, str]
 
@@ -44,6 +48,7 @@ class EngineFigures:
                 shape=Shape(**{**shape, "windows": tuple(shape["windows"])}),
                 ceilings={name: Ceilings(**of) for name, of in values["ceilings"].items()},
                 dtype=settings["dtype"],
+                num_cores=len(settings["usable_cores"]),
                 ratios={key: row["ratio"] for key, row in zip(keys, rows, strict=True)},
                 floors={key: row["floor"] for key, row in zip(keys, rows, strict=True)},
             )

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import os
 import random
 import statistics
 import sys
@@ -57,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 async def prove(args: argparse.Namespace, server: ServerUnderTest) -> Report:
     """The limits, a warm-up that does not count, then the rounds."""
     figures = await known_or_measured(args.limits)
-    num_cores = len(os.sched_getaffinity(0))
+    num_cores = figures.num_cores
     work = floors.requests(figures.shape, args.requests, args.prompt, args.output)
     floor_s = figures.together(num_cores).floor_s(work)
     rng = random.Random(args.seed)

@@ -141,9 +141,11 @@ def _costs(folder: Path) -> list[Target]:
     figures = _report(folder, "costs", *_limits(folder))
     token_us, memory_mb = figures["coordinator CPU per token (µs)"], figures["most of it (MB)"]
     return [
-        Target("coordinator, per token of 64 streams", "", token_us, 60.0, "µs", "CPU"),
+        Target("coordinator, per token of 64 streams", "", token_us, 60.0, "µs", "a send per token"),
         Target("ready to serve, cached model", "", figures["ready (s)"], 6.0, "s", "imports, weights"),
-        Target("memory per worker beyond weights and KV", "", memory_mb, 400.0, "MB", "libraries"),
+        Target(
+            "memory per worker beyond weights and KV", "", memory_mb, 400.0, "MB", "torch, mapped weights"
+        ),
     ]
 
 

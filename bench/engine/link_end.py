@@ -24,7 +24,7 @@ async def main(arguments: Sequence[str]) -> None:
     name = TransportName(arguments[0])
     layers, kv_heads, head_dim, block_size, dtype, num_blocks = json.loads(arguments[1])
     layout = KVLayout(layers, kv_heads, head_dim, block_size, Dtype(dtype))
-    if (core := json.loads(arguments[2])) is not None:
+    if (core := json.loads(arguments[2])) is not None and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {core})
     end = LocalEnd("bench-receiver", f"{os.getpid():x}", deployment="bench")
     shared = SharedPool(num_blocks * layout.block_bytes, end) if name is TransportName.SHM else None

@@ -11,19 +11,20 @@ from typing import Any
 
 import torch
 
+from twinpool.engine.processor import processor
+
 _PACKAGES = ("twinpool", "torch", "numpy", "numba", "llvmlite", "triton", "ucxx-cu12", "libucx-cu12")
 _TELLING = ("avx2", "avx512f", "avx512_bf16", "avx512_vnni", "amx_bf16", "asimd", "bf16")
 """Features that decide which kernels run."""
 _LIMIT_S = 5.0
 
 
-def describe(device: torch.device, cores: tuple[int, ...]) -> dict[str, Any]:
+def describe(device: torch.device) -> dict[str, Any]:
     """JSON values for the report."""
     return {
-        "cpu": _cpu_model(),
+        "cpu": processor().name,
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         "class": machine_class(device),
-        "usable_cores": sorted(os.sched_getaffinity(0) | set(cores)),
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
         "python": platform.python_version(),
         "packages": {name: version for name in _PACKAGES if (version := _version(name)) is not None},
@@ -35,26 +36,9 @@ def machine_class(device: torch.device) -> str:
     """Machines of one class have about the same ratios: a GPU's name, or a CPU's architecture, features and cores."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
-    flags = [flag for flag in _TELLING if flag in _cpu_flags()]
+    features = processor().features
+    flags = [flag for flag in _TELLING if flag in features]
     return " ".join([platform.machine(), *flags, f"{os.cpu_count()} cores"])
-
-
-def _cpu_lines() -> list[str]:
-    info = Path("/proc/cpuinfo")
-    return info.read_text(encoding="utf-8").splitlines() if info.is_file() else []
-
-
-def _cpu_flags() -> set[str]:
-    lines = [line.partition(":") for line in _cpu_lines()]
-    return {
-        flag for name, _, value in lines if name.strip() in ("flags", "Features") for flag in value.split()
-    }
-
-
-def _cpu_model() -> str:
-    lines = [line.partition(":") for line in _cpu_lines()]
-    models = [value.strip() for name, _, value in lines if name.strip() == "model name"]
-    return models[0] if models else platform.processor() or platform.machine()
 
 
 def _version(package: str) -> str | None:

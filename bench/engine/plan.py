@@ -20,6 +20,7 @@ from twinpool.bench.engine.model_bed import BLOCK_SIZE, ModelBed, shape_of
 from twinpool.bench.engine.report import EngineReport, Measurement
 from twinpool.bench.engine.timing import timer_for
 from twinpool.config import require
+from twinpool.coordinator.launch import usable_cores
 from twinpool.engine.model_config import ModelConfig
 from twinpool.engine.model_runner import resolve_device, resolve_dtype
 from twinpool.layout import Dtype
@@ -205,14 +206,14 @@ def measure(settings: Settings, publish: Callable[[Measurement], None]) -> Engin
         ModelError: the model cannot be read or run.
         TransferError: a link failed.
     """
-    usable = sorted(os.sched_getaffinity(0))
+    usable = usable_cores()
     allowed = "cores among " + ",".join(map(str, usable))
     require("--cores", ",".join(map(str, settings.cores)), set(settings.cores) <= set(usable), allowed)
     device = resolve_device(settings.device)
     dtype = resolve_dtype(settings.dtype, device)
     shape = shape_of(ModelConfig.from_dir(settings.directory), dtype)
     ceilings = _other_ceilings(device, dtype, settings.threads, len(usable))
-    if settings.cores:
+    if settings.cores and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, settings.cores)
     limits = limits_of(device, _torch(dtype), settings.threads)
     sizes = settings.sizes
@@ -230,13 +231,14 @@ def measure(settings: Settings, publish: Callable[[Measurement], None]) -> Engin
         pass  # the report says that it is not complete
     ceilings[_name(settings.threads, dtype)] = _median(bench.ceilings)
     return EngineReport(
-        machine=describe(device, settings.cores),
+        machine=describe(device),
         settings={
             "what": f"{settings.model} in {dtype}, {settings.threads} thread{'' if settings.threads == 1 else 's'}",
             "model": settings.model,
             "dtype": dtype.value,
             "threads": settings.threads,
             "cores": settings.cores,
+            "usable_cores": usable,
             "is_quick": settings.is_quick,
             "only": settings.only,
             "shape": shape,

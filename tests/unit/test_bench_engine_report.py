@@ -13,10 +13,11 @@ from twinpool.bench.engine import baseline, ceilings
 from twinpool.bench.engine.baseline import Reached
 from twinpool.bench.engine.floors import Ceilings, Work
 from twinpool.bench.engine.measuring import Bench
+from twinpool.bench.engine.perftest import Perftest
 from twinpool.bench.engine.plot import draw, on_the_roofline
 from twinpool.bench.engine.report import EngineReport, Measurement, duration
 from twinpool.bench.engine.timing import CpuTimer, spread
-from twinpool.errors import ConfigError
+from twinpool.errors import ConfigError, TransferError
 
 LIMITS = Ceilings(bytes_per_s=1e10, flops_per_s=1e11)
 ROW = Measurement(
@@ -172,3 +173,29 @@ def test_the_plot_shows_each_operation_that_computes_under_both_ceilings(tmp_pat
 def test_a_plot_that_cannot_be_written_is_told(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be written"):
         draw(tmp_path / "missing" / "roofline.png", "a model", "1 thread", LIMITS, [ROW])
+
+
+# ── UCX's own benchmark ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def program(folder: Path, text: str) -> Perftest:
+    file = folder / "ucx_perftest"
+    file.write_text(f"#!/bin/sh\n{text}\n")
+    file.chmod(0o755)
+    return Perftest(str(file), "", 1 << 20, None)
+
+
+def test_the_rate_is_read_from_the_last_line_in_mebibytes(tmp_path: Path) -> None:
+    last = "4000,10.7,10.9,10.9,11800.10,1000.00,91944,91944"
+    ucx = program(tmp_path, f'case "$1" in -p) exec sleep 30;; *) echo "a header"; echo "{last}";; esac')
+    assert ucx.seconds(1000 << 20) == pytest.approx(1.0)
+
+
+def test_a_benchmark_that_fails_is_told_with_its_own_words(tmp_path: Path) -> None:
+    with pytest.raises(TransferError, match="fails: no such device"):
+        program(tmp_path, "echo no such device; exit 1").seconds(1)
+
+
+def test_a_benchmark_that_says_something_else_is_told(tmp_path: Path) -> None:
+    with pytest.raises(TransferError, match="something else than a rate: 'hello"):
+        program(tmp_path, 'case "$1" in -p) exec sleep 30;; *) echo hello;; esac').seconds(1)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING
 from twinpool.bench.engine import CEILINGS, GROUPS
 from twinpool.commands.flags import parse_cores
 from twinpool.config import EngineConfig, require
+from twinpool.coordinator.launch import usable_cores
 
 if TYPE_CHECKING:
     from twinpool.bench.engine.plan import Settings
@@ -100,7 +100,7 @@ def _settings(args: argparse.Namespace) -> Settings:
             flag, str(path), path is None or path.absolute().parent.is_dir(), "a file in a folder that exists"
         )
     EngineConfig("", args.dtype, args.device, threads=args.threads)
-    usable = sorted(os.sched_getaffinity(0))
+    usable = usable_cores()
     cores = parse_cores(args.cores) or tuple(usable[-args.threads :])
     others = [core for core in usable if core not in cores]
     from twinpool.bench.engine.plan import Settings
