@@ -1,0 +1,134 @@
+"""Where the coordinator sends requests when workers are hybrids: what it predicts, records, counts, and never does."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from support.coordinator_core import CoreDriver, stats
+
+from twinpool.config import Role
+from twinpool.coordinator.timeline import Attempt, Way
+from twinpool.messages import Generate, Heartbeat, Prefill, PrefillReport, Reserve
+from twinpool.metrics import CoordinatorMetric, Timing
+from twinpool.request import FinishReason, RequestKey, RequestState
+from twinpool.step_pace import StepPace
+
+PACE = StepPace(base_s=0.010, sequence_s=0.001, prompt_token_s=0.001)
+BUDGET_S = 0.2
+
+
+def hybrids(pace: StepPace | None = PACE, **changes: object) -> CoreDriver:
+    """One prefill and one decode worker, both hybrids, linked; each has said how long its steps take."""
+    driver = CoreDriver()
+    values: dict[str, object] = {"itl_budget_s": BUDGET_S, "max_num_seqs": 16, "num_blocks": 512} | changes
+    driver.join("P", Role.PREFILL, **values)
+    driver.join("D", Role.DECODE, **values)
+    driver.link("P", "D")
+    for worker_id in ("P", "D"):
+        driver.say(worker_id, Heartbeat(msgspec.structs.replace(stats(), pace=pace)))
+    driver.sent.clear()
+    return driver
+
+
+def attempt_of(driver: CoreDriver, request_id: str) -> Attempt:
+    timeline = driver.core.timeline(request_id)
+    assert timeline is not None
+    return timeline.attempts[-1]
+
+
+def ways(driver: CoreDriver, count: int) -> list[Way | None]:
+    return [attempt_of(driver, f"r{i}").way for i in range(count)]
+
+
+def test_where_all_are_idle_a_request_is_split() -> None:
+    driver = hybrids()
+    driver.submit("r0", num_prompt=100)
+    assert [type(m) for m in driver.sent_to("P")] == [Prefill]
+    assert [type(m) for m in driver.sent_to("D")] == [Reserve]
+
+
+def test_an_idle_decode_worker_takes_a_prompt_that_would_wait_for_another() -> None:
+    driver = hybrids()
+    driver.submit("r0", num_prompt=200, first=1000)
+    driver.submit("r1", num_prompt=100, first=3000)
+    assert ways(driver, 2) == [Way.SPLIT, Way.LOCAL_PREFILL]
+    assert Generate in [type(m) for m in driver.sent_to("D")]
+    won, *others = attempt_of(driver, "r1").predictions
+    # 100 tokens beside one sequence to come, in two chunks of at most 89; and behind the 200 of r0.
+    assert won.first_token_s == pytest.approx(2 * 0.011 + 0.100)
+    split = next(p for p in others if p.way is Way.SPLIT)
+    assert split.first_token_s == pytest.approx(2 * 0.010 + 0.300)
+    assert driver.core.tally.counts(CoordinatorMetric.HYBRID_CHOICES) == {Way.SPLIT: 1, Way.LOCAL_PREFILL: 1}
+
+
+def test_an_idle_prefill_worker_keeps_streams_when_decode_has_many() -> None:
+    driver = hybrids()
+    for i in range(12):
+        driver.submit(f"r{i}", num_prompt=20, max_tokens=60, first=1000 * i)
+        driver.advance(0.01)
+        worker = attempt_of(driver, f"r{i}").prefill_worker
+        driver.say(worker, PrefillReport(RequestKey(f"r{i}", 1), 0.0, 0.02, 0, 20, 1))
+    assert set(ways(driver, 12)) == {Way.SPLIT, Way.LOCAL_DECODE}
+    counts = [ways(driver, 12).count(way) for way in (Way.SPLIT, Way.LOCAL_DECODE)]
+    assert counts[0] > counts[1] > 0, "a stream is worth moving only where steps are clearly shorter"
+
+
+def test_without_evidence_requests_are_split() -> None:
+    driver = hybrids(pace=None)
+    for i in range(4):
+        driver.submit(f"r{i}", num_prompt=100, first=1000 * i)
+    assert set(ways(driver, 2)) == {Way.SPLIT}
+    assert driver.core.tally.count(CoordinatorMetric.HYBRID_CHOICES, Way.LOCAL_PREFILL) == 0
+
+
+def test_where_no_worker_is_a_hybrid_nothing_is_compared() -> None:
+    driver = hybrids(itl_budget_s=None)
+    driver.submit("r0", num_prompt=100)
+    assert attempt_of(driver, "r0").way is None
+    assert driver.core.tally.counts(CoordinatorMetric.HYBRID_CHOICES) == {}
+    timeline = driver.core.timeline("r0")
+    assert timeline is not None
+    assert timeline.to_json(driver.now)["attempts"][0]["hybrid"] is None
+
+
+def test_a_decode_worker_whose_streams_fill_the_budget_gets_no_prompt() -> None:
+    slow = StepPace(base_s=0.090, sequence_s=0.001, prompt_token_s=0.001)
+    driver = hybrids(pace=slow)
+    for i in range(3):
+        driver.submit(f"r{i}", num_prompt=200, first=1000 * i)
+    assert Way.LOCAL_PREFILL not in ways(driver, 2)
+
+
+def test_a_decode_worker_that_holds_the_prefix_wins() -> None:
+    driver = hybrids()
+    driver.submit("r0", num_prompt=200)
+    driver.grant(request_id="r0")
+    driver.token("P", 0, FinishReason.STOP, request_id="r0")
+    driver.answer_cancels()
+    driver.submit("r1", num_prompt=200, first=5000)
+    driver.submit("r2", num_prompt=200)
+    assert ways(driver, 3)[2] is Way.LOCAL_PREFILL
+    won = attempt_of(driver, "r2").predictions[0]
+    assert won.first_token_s < 0.05, "8 of 200 tokens are to be computed"
+
+
+def test_a_lost_hybrid_s_requests_go_on_elsewhere_and_the_prediction_is_compared() -> None:
+    driver = hybrids()
+    driver.submit("r0", num_prompt=200, first=1000)
+    driver.submit("r1", num_prompt=100, first=3000)
+    driver.advance(0.15)
+    driver.token("D", 0, request_id="r1")
+    attempt = attempt_of(driver, "r1")
+    assert attempt.first_token_s == pytest.approx(0.15)
+    assert driver.core.tally.timings[Timing.PREDICTION_ERROR].total_s == pytest.approx(0.15 - 0.122)
+    told = attempt.to_json()["hybrid"]
+    assert (told["way"], told["first_token_s"]) == ("local_prefill", pytest.approx(0.15))
+    assert told["predicted"][0]["first_token_s"] == pytest.approx(0.122)
+    assert driver.state("r1") is RequestState.DECODING
+    driver.lose("D")
+    assert driver.state("r1") is RequestState.PREFILLING, "whole on P, for there is nobody to split with"
+    assert attempt_of(driver, "r1").way is Way.LOCAL_DECODE
+    driver.cancel("r0")
+    driver.cancel("r1")
+    driver.answer_cancels()
+    driver.assert_empty()
