@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -20,14 +21,17 @@ from twinpool.engine.gpu.step_inputs import StepInputs
 from twinpool.engine.host_inputs import HostInputs
 from twinpool.engine.kv_memory import PoolSize, free_host_memory, free_memory, pool_size
 from twinpool.engine.model_config import ModelConfig
-from twinpool.engine.models import LayerDone, Model
+from twinpool.engine.models import LayerDone, Model, ignore_layer
 from twinpool.engine.processor import processor
 from twinpool.engine.sampler import choose_tokens
 from twinpool.engine.weights import Weights, fingerprint, weight_files
 from twinpool.errors import ConfigError
+from twinpool.kernels.compiler import HAS_COMPILER
 from twinpool.kernels.quantized_kv import pool_view
 from twinpool.layout import KV_CACHE_DTYPES, Dtype, KVLayout
 from twinpool.request import RequestKey, SamplingParams
+
+log = logging.getLogger(__name__)
 
 Allocate = Callable[[int], memoryview]
 """Gives so many bytes: zeroed, writable, for as long as the runner lives."""
@@ -160,8 +164,14 @@ class ModelRunner:
                 if start + len(token_ids) <= self.max_model_len:
                     piece = SequenceSlice(key, token_ids, start, blocks, sampling, banned_token_ids=(0,))
                     self.run(StepBatch((piece,)))
-        if self.device.type == "cuda" and most_decodes and self.model_config.family is not None:
+        if self.device.type == "cuda" and most_decodes:
+            if self.model_config.family is None:
+                log.warning(
+                    "this model runs through transformers: its decode steps are launched kernel by kernel"
+                )
+                return
             self.capture(CudaRecorder(self.device), most_decodes)
+            log.info("decode steps of up to %d sequences are captured as CUDA graphs", most_decodes)
 
     @torch.inference_mode()
     def capture(self, recorder: Recorder, most_decodes: int) -> None:
@@ -179,7 +189,7 @@ class ModelRunner:
         """A whole step on a GPU: its logits, in the first rows of `logits`, and its tokens."""
         from twinpool.kernels.gpu import sampling
 
-        hidden = self._model.forward(inputs.token_ids, inputs.batch, self.kv, inputs.rows, _ignore)
+        hidden = self._model.forward(inputs.token_ids, inputs.batch, self.kv, inputs.rows, ignore_layer)
         found = logits[: len(hidden)]
         found.copy_(self._model.logits(hidden))
         return found, sampling.sample_rows(found, inputs.sampling, None)
@@ -188,7 +198,7 @@ class ModelRunner:
         self, slices: Sequence[SequenceSlice], rows: np.ndarray[tuple[int], np.dtype[np.int64]],
         on_layer_done: LayerDone | None,
     ) -> torch.Tensor:  # fmt: skip
-        layer_done = on_layer_done or _ignore
+        layer_done = on_layer_done or ignore_layer
         if self.device.type == "cuda":
             inputs = StepInputs.of(slices, rows, self.layout.block_size, self.device)
             return self._model.forward(inputs.token_ids, inputs.batch, self.kv, inputs.rows, layer_done)
@@ -267,9 +277,13 @@ def _load_model(
         )  # imports transformers: seconds, and only for these
 
         return ForeignModel(config, directory, max_model_len, dtype, device)
-    from twinpool.engine.models.decoder import Decoder
-
     with torch.inference_mode(), Weights(directory, dtype, device) as weights:
+        if HAS_COMPILER and device.type == "cpu":
+            from twinpool.engine.models.compiled_decoder import CompiledDecoder
+
+            return CompiledDecoder(config, weights, max_model_len, dtype)
+        from twinpool.engine.models.decoder import Decoder
+
         return Decoder(config, weights, max_model_len, device)
 
 
@@ -289,7 +303,3 @@ def _lay_out(
     if device.type == "cpu":
         return pool_view(torch.frombuffer(memory, dtype=torch.uint8), shape, dtype), memory
     return pool_view(torch.zeros(num_bytes, dtype=torch.uint8, device=device), shape, dtype), memory
-
-
-def _ignore(_layer: int) -> None:
-    pass
