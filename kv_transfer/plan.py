@@ -40,7 +40,7 @@ def _require_equal(mine: KVLayout, theirs: KVLayout, fields: Sequence[str]) -> N
     if differing:
         raise LayoutMismatch(
             f"KV blocks of different layouts cannot be exchanged: {'; '.join(differing)}. "
-            "Start both workers with the same model, --dtype and --block-size"
+            "Start both workers with the same model, --dtype, --kv-cache-dtype and --block-size"
         )
 
 

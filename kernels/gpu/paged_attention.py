@@ -123,11 +123,14 @@ def decode_keys(dim: int, dtype: torch.dtype) -> int:
 
 
 def chunk_tiles(dim: int, group: int, dtype: torch.dtype, kv_format: str) -> tuple[int, int, int, int]:
-    """Rows and keys per tile, warps, and stages of the pipeline, for chunks: the largest tiles that spill nowhere."""
+    """Rows and keys per tile, warps, and stages of the pipeline, for chunks. Tiles as large as spill nowhere, but for
+    small heads: models that have them are small, and large tiles of a chunk would not fill a GPU."""
     if dtype == torch.float32:
         rows, keys, warps, stages = 32, 32, 4, 2
     elif dim > 128:
         rows, keys, warps, stages = 64, 32, 8, 2
+    elif kv_format == "plain" and dim <= 64:
+        rows, keys, warps, stages = 64, 64, 4, 3
     elif kv_format == "plain":
         rows, keys, warps, stages = 128, 64, 8, 3
     else:

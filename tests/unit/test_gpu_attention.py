@@ -135,9 +135,9 @@ def test_attention_over_an_8_bit_pool_is_that_over_the_numbers_in_it(pool_dtype:
 def test_attention_over_an_8_bit_pool_is_near_that_over_exact_numbers(
     pool_dtype: torch.dtype, bound: float
 ) -> None:
-    """Vectors of 80 normal numbers have a largest of about 2.5. In steps of 1/127 of it they are off by 0.6 % (root mean
-    square, a step over √12), as floats with 3 bits of mantissa by 2.6 %. An average over keys is off by as much as its
-    values are, and once more because scores of about 1 are: √2 times that."""
+    """Vectors of 80 normal numbers have a largest of about 2.5. In steps of 1/127 of it they are off by 0.6 % (a step
+    over √12, the root mean square), as floats with 3 bits of mantissa by 2.6 %. An average over keys is off by as much
+    as its values are, and once more because scores of about 1 are: √2 times that."""
     torch.manual_seed(1)
     exact = filled(torch.float32, 20, 2, 16, 80)
     torch.manual_seed(1)
