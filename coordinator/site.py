@@ -13,6 +13,7 @@ from functools import partial
 
 import uvloop
 
+from twinpool import collector
 from twinpool.config import CoordinatorConfig, GatewayConfig, is_loopback
 from twinpool.coordinator.gateway.http_server import serve_http
 from twinpool.coordinator.gateway.key_ring import KeyRing
@@ -124,6 +125,7 @@ class _Site:
             launcher.start(self._workers)
             log.info("%s from %s; workers connect to %s", name, self._model.path, coordinator.endpoint)
             await self._until_ready(coordinator)
+            collector.begin()
             if self._is_ready:
                 log.info("ready: http://%s:%d/v1", self._config.host, http.port)
             await self._stop_asked.wait()

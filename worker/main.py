@@ -16,6 +16,7 @@ import setproctitle
 import torch
 import uvloop
 
+from twinpool import collector
 from twinpool.config import Role, TransportName, WorkerConfig
 from twinpool.engine.host_memory import host_memory
 from twinpool.engine.model_runner import Allocate, ModelRunner
@@ -135,6 +136,7 @@ async def _run(config: WorkerConfig, make_core: CoreFactory) -> int:
             if config.scheduler.hybrid:
                 for timed in await asyncio.to_thread(_timed_steps, runner, config):
                     parts.core.handle(timed, loop.time())
+            collector.begin()
             shell = WorkerShell(parts)
             log.info("stopped: %s", await shell.run())
         return 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 
+from twinpool import collector
 from twinpool.commands.flags import (
     Flag,
     add_flags,
@@ -101,6 +102,7 @@ def run(args: argparse.Namespace) -> int:
         args, CoordinatorConfig, control=args.control, join_token=token_to_serve_with(args)
     )
     gateway = gateway_config(args)
+    collector.put_off()
     from twinpool.coordinator.site import serve
     from twinpool.kv_transfer.faulty import FaultPlan
 

@@ -8,6 +8,7 @@ import platform
 import re
 from typing import TYPE_CHECKING
 
+from twinpool import collector
 from twinpool.commands.flags import (
     add_worker_flags,
     engine_config,
@@ -119,6 +120,7 @@ def run(args: argparse.Namespace) -> int:
     )
     for name, capacity in _KERNEL_CACHES.items():
         os.environ.setdefault(name, capacity)
+    collector.put_off()
     # These import torch: not before the settings are known to be right.
     from twinpool.worker.main import run_worker
     from twinpool.worker.process import EXIT_START_ANEW, start_anew
