@@ -108,6 +108,8 @@ class ModelRunner:
         num_spare = max(1, spare_bytes // layout.block_bytes) if spare_bytes else 0
         kv, memory = _lay_out(layout, size.num_blocks + num_spare, device, allocate, mirrored=num_spare > 0)
         name = fingerprint(model_config, directory)
+        if kv_dtype is not dtype:
+            name += f" in {dtype}"  # 8-bit KV does not tell what computed it
         return cls(model, model_config, layout, size, kv, memory, max_model_len, name, dtype)
 
     @torch.inference_mode()
