@@ -47,7 +47,12 @@ def draw(path: Path, title: str, name: str, ceilings: Ceilings, rows: Sequence[M
         color = f"C{groups.index(row.group)}"
         axes.plot(x, y, "o", color=color, label=f"{number}  {row.key}{ratio}")
         axes.annotate(
-            str(number), (x, y), xytext=(5, -9), textcoords="offset points", color=color, fontsize=8
+            str(number),
+            (x, y),
+            xytext=(5, 5 if number % 2 else -11),
+            textcoords="offset points",
+            color=color,
+            fontsize=8,
         )
     axes.set(xscale="log", yscale="log", xlim=(low, high), title=title)
     axes.set(xlabel="FLOPs per byte that must move", ylabel="GFLOP/s")
