@@ -15,31 +15,32 @@ from typing import Any
 
 import numpy as np
 
-from twinpool.kernels.jit import exp, store
-from twinpool.kernels.lanes import (
-    LANES,
+from twinpool.kernels.attention_steps import (
+    BLOCK_ROWS,
+    PANELS,
     cap,
-    compiled_exactly,
     copy_row,
     fetch_rows,
     highest,
-    mix_rows,
+    mix,
     multiply,
     pack_columns,
     pack_rows,
     scale_and_add,
     weigh,
 )
+from twinpool.kernels.jit import exp, store
+from twinpool.kernels.lanes import LANES, LOG2_E, compiled_exactly
 
 KEY_TILE = 128
 _ROWS = 192
 """Query rows that share a packed tile of keys; more only if one token has more of one key/value head."""
-_BLOCK_ROWS = 6
-_PANELS = 4
-_PANEL_KEYS = _PANELS * LANES
+_PANEL_KEYS = PANELS * LANES
+_AHEAD_BYTES = 1 << 17
+"""How far ahead of decode keys and values are fetched: enough for memory, and a part of the second-level cache."""
 _UNSEEN = np.float32(-1.0e30)
 """A row's peak before its first key. Scores of hidden keys are -inf, so that their weights are 0 even then."""
-_LOG2_E = np.float32(1.4426950408889634)
+_LOG2_E = np.float32(LOG2_E)
 _LN_2 = np.float32(0.6931471805599453)
 
 
@@ -49,7 +50,7 @@ def scratch_size(num_heads: int, num_kv_heads: int, head_dim: int, itemsize: int
     units = head_dim * itemsize // 4
     columns = -(-head_dim // _PANEL_KEYS) * _PANEL_KEYS
     packed = KEY_TILE * units + KEY_TILE * columns * itemsize // 4
-    block = _BLOCK_ROWS * (KEY_TILE + KEY_TILE * itemsize // 4 + columns)
+    block = BLOCK_ROWS * (KEY_TILE + KEY_TILE * itemsize // 4 + columns)
     return rows * (units + LANES + columns + 2) + packed + block + 3 * LANES
 
 
@@ -77,11 +78,12 @@ def attend(
     per_rank = scratch.shape[0] // size
     base = rank * per_rank
     base += -(np.int64(scratch.ctypes.data) // 4 + base) % LANES
-    rows = np.empty(2 * KEY_TILE, np.int64)
+    rows = np.empty(2 * KEY_TILE + LANES, np.int64)
+    ahead = np.full(2, -1, np.int64)
+    batch = query_starts, ends, block_tables, table_starts
     done = 0.0
     for seq in range(ends.shape[0]):
         count = query_starts[seq + 1] - query_starts[seq]
-        table = block_tables[table_starts[seq] : table_starts[seq + 1]]
         for first in range(0, count, tile_tokens):
             last = min(first + tile_tokens, count)
             cost = _cost(ends[seq], count, first, tile_tokens, group, window)
@@ -89,15 +91,10 @@ def attend(
             end = _first_head(rank + 1, size, total, done, cost, num_kv_heads)
             done += cost * num_kv_heads
             together = max(1, _ROWS // ((last - first) * group))
-            next_table, next_filled = table, 0
-            if seq + 1 < ends.shape[0]:
-                next_table = block_tables[table_starts[seq + 1] : table_starts[seq + 2]]
-                next_filled = min(KEY_TILE, ends[seq + 1])
             for head in range(begin, end, together):
                 _attend_tile(
-                    query, query_starts[seq], token_stride, head_stride, num_heads, pool, shape, layer, table,
-                    ends[seq] - count, first, last, head, min(head + together, end), scale, window, softcap,
-                    scratch, base, rows, out, next_table, next_filled,
+                    query, token_stride, head_stride, num_heads, pool, shape, layer, batch, seq, first, last, head,
+                    min(head + together, end), scale, window, softcap, scratch, base, rows, ahead, out,
                 )  # fmt: skip
 
 
@@ -120,14 +117,18 @@ def _first_head(rank: Any, size: Any, total: Any, done: Any, cost: Any, num_kv_h
 
 @compiled_exactly
 def _attend_tile(
-    query: Any, first_row: Any, token_stride: Any, head_stride: Any, num_heads: Any, pool: Any, shape: Any, layer: Any,
-    table: Any, start: Any, first: Any, last: Any, first_head: Any, last_head: Any, scale: Any, window: Any,
-    softcap: Any, scratch: Any, base: Any, rows: Any, out: Any, next_table: Any, next_filled: Any,
+    query: Any, token_stride: Any, head_stride: Any, num_heads: Any, pool: Any, shape: Any, layer: Any, batch: Any,
+    seq: Any, first: Any, last: Any, first_head: Any, last_head: Any, scale: Any, window: Any, softcap: Any,
+    scratch: Any, base: Any, rows: Any, ahead: Any, out: Any,
 ) -> None:  # fmt: skip
-    """Tokens [first, last) of a sequence whose queries begin at `start`, key/value heads [first_head, last_head).
+    """Query tokens [first, last) of sequence `seq`, key/value heads [first_head, last_head).
 
-    Rows are ordered by head, then token, then query head of the group. `rows` is scratch for 2 · KEY_TILE places.
+    Rows are ordered by head, then token, then query head of the group. `rows` is scratch for places of 2 tiles of keys
+    and a vector; `ahead` is where fetching is (`_find_ahead`).
     """
+    query_starts, ends, block_tables, table_starts = batch
+    table = block_tables[table_starts[seq] : table_starts[seq + 1]]
+    first_row, start = query_starts[seq], ends[seq] - (query_starts[seq + 1] - query_starts[seq])
     num_kv_heads, block_size, width = shape[3], shape[4], shape[5]
     group = num_heads // num_kv_heads
     per_unit = 4 // pool.itemsize
@@ -141,10 +142,10 @@ def _attend_tile(
     values = keys + KEY_TILE * units
     value_stride = KEY_TILE // per_unit * LANES
     scores = values + KEY_TILE // per_unit * columns
-    weights = scores + _BLOCK_ROWS * KEY_TILE
+    weights = scores + BLOCK_ROWS * KEY_TILE
     weight_stride = KEY_TILE // per_unit
-    added = weights + _BLOCK_ROWS * weight_stride
-    queries = added + _BLOCK_ROWS * columns
+    added = weights + BLOCK_ROWS * weight_stride
+    queries = added + BLOCK_ROWS * columns
     peaks = queries + num_rows * query_stride
     masses = peaks + num_rows
     shrinks = masses + num_rows
@@ -163,45 +164,37 @@ def _attend_tile(
     first_key = max(0, start + first - window + 1) if window > 0 else 0
     per_head = block_size * width
     to_values = num_kv_heads * per_head
-    direct = tile_rows <= _BLOCK_ROWS
+    direct = tile_rows <= BLOCK_ROWS
     low = first_key // KEY_TILE * KEY_TILE
-    here, there = 0, KEY_TILE
-    filled = min(KEY_TILE, end - low)
-    _find_rows(table, shape, layer, low, filled, rows[:KEY_TILE])
+    if direct and ahead[0] < 0:
+        ahead[0], ahead[1] = seq, first_key
+        most = max(LANES, _AHEAD_BYTES // (2 * num_kv_heads * width * pool.itemsize))
+        _find_ahead(ahead, min(KEY_TILE, most), batch, group, window, shape, layer, rows)
     while low < end:
+        filled = min(KEY_TILE, end - low)
         skipped = max(0, first_key - low) // LANES
         panels = (filled + LANES - 1) // LANES
-        ahead = min(KEY_TILE, end - low - KEY_TILE)
-        if ahead > 0:
-            _find_rows(table, shape, layer, low + KEY_TILE, ahead, rows[there : there + KEY_TILE])
-        else:
-            ahead = next_filled
-            if ahead > 0:
-                _find_rows(next_table, shape, layer, 0, ahead, rows[there : there + KEY_TILE])
+        _find_rows(table, shape, layer, low, filled, rows)
+        num_ahead = (
+            _find_ahead(ahead, filled, batch, group, window, shape, layer, rows[KEY_TILE:]) if direct else 0
+        )
         for head in range(first_head, last_head):
             shift = head * per_head
-            if head + 1 < last_head:
-                fetched, num_fetched, fetch_shift = here, filled, shift + per_head
-            else:
-                fetched, num_fetched, fetch_shift = there, ahead, first_head * per_head
             for panel in range(skipped, panels):
-                if direct:
-                    at, left = panel * LANES, min(LANES, num_fetched - panel * LANES)
-                    fetch_rows(pool, rows, fetched + at, left, fetch_shift, width)
-                    fetch_rows(pool, rows, fetched + at, left, fetch_shift + to_values, width)
-                pack_columns(
-                    pool, rows, here + panel * LANES, shift, units, scratch, keys + panel * LANES * units
-                )
+                at = num_ahead * (panel - skipped) // (panels - skipped)
+                to = num_ahead * (panel - skipped + 1) // (panels - skipped)
+                fetch_rows(pool, rows, KEY_TILE + at, to - at, shift, units)
+                pack_columns(pool, rows, panel * LANES, shift, units, scratch, keys + panel * LANES * units)
             if not direct:
                 skip = skipped * LANES
                 pack_rows(
-                    pool, rows, here + skip, panels * LANES - skip, to_values + shift, units, scratch,
+                    pool, rows, skip, panels * LANES - skip, to_values + shift, units, scratch,
                     values + skip // per_unit * LANES, value_stride,
                 )  # fmt: skip
             head_row = (head - first_head) * tile_rows
             row = 0
             while row < tile_rows:
-                count = min(_BLOCK_ROWS, tile_rows - row)
+                count = min(BLOCK_ROWS, tile_rows - row)
                 at = start + first - low
                 hi = min(filled, at + (row + count - 1) // group + 1)
                 lo = max(0, at + row // group - window + 1) if window > 0 else 0
@@ -224,9 +217,9 @@ def _attend_tile(
                     skip = from_panel * LANES // per_unit
                     num_keys = (to_panel - from_panel) * LANES
                     if direct:
-                        _mix(
-                            pool, count, rows, here + from_panel * LANES, num_keys, to_values + shift, units, scratch,
-                            weights + skip, weight_stride, added, columns,
+                        mix(
+                            pool, rows, count, scratch, weights + skip, weight_stride, from_panel * LANES, num_keys,
+                            to_values + shift, units, added, columns, KEY_TILE, num_ahead, to_values + shift,
                         )  # fmt: skip
                     else:
                         for column in range(0, columns, _PANEL_KEYS):
@@ -241,9 +234,7 @@ def _attend_tile(
                             added + i * columns,
                         )  # fmt: skip
                 row += count
-        here, there = there, here
         low += KEY_TILE
-        filled = min(KEY_TILE, end - low)
     for row in range(num_rows):
         token = first_row + first + row % tile_rows // group
         head = (first_head + row // tile_rows) * group + row % group
@@ -270,6 +261,31 @@ def _find_rows(table: Any, shape: Any, layer: Any, low: Any, filled: Any, rows: 
         i += count
     for j in range(filled, (filled + LANES - 1) // LANES * LANES):
         rows[j] = rows[filled - 1]
+
+
+@compiled_exactly
+def _find_ahead(
+    ahead: Any, wanted: Any, batch: Any, group: Any, window: Any, shape: Any, layer: Any, rows: Any
+) -> Any:
+    """Moves `ahead`, a sequence and a position of it, on by `wanted` keys of the batch's short queries.
+
+    Their places go to `rows`; returns how many there are.
+    """
+    query_starts, ends, block_tables, table_starts = batch
+    found = 0
+    while found < wanted and ahead[0] < ends.shape[0]:
+        seq = ahead[0]
+        count, end = query_starts[seq + 1] - query_starts[seq], ends[seq]
+        low = max(ahead[1], end - count - window + 1) if window > 0 else ahead[1]
+        if low >= end or count * group > BLOCK_ROWS:
+            ahead[0], ahead[1] = seq + 1, 0
+            continue
+        some = min(wanted - found, end - low)
+        table = block_tables[table_starts[seq] : table_starts[seq + 1]]
+        _find_rows(table, shape, layer, low, some, rows[found:])
+        found += some
+        ahead[1] = low + some
+    return found
 
 
 @compiled_exactly
@@ -302,48 +318,5 @@ def _multiply(
     pool: Any, count: Any, scratch: Any, left: Any, left_stride: Any, right: Any, panel_stride: Any, depth: Any,
     out: Any, out_stride: Any,
 ) -> None:  # fmt: skip
-    """out[row] = left[row] · right, for `count` rows and `_PANELS` panels."""
-    if count == 6:
-        multiply(pool, 6, 4, scratch, left, left_stride, right, panel_stride, depth, out, out_stride)
-    elif count == 5:
-        multiply(pool, 5, 4, scratch, left, left_stride, right, panel_stride, depth, out, out_stride)
-    elif count == 4:
-        multiply(pool, 4, 4, scratch, left, left_stride, right, panel_stride, depth, out, out_stride)
-    elif count == 3:
-        multiply(pool, 3, 4, scratch, left, left_stride, right, panel_stride, depth, out, out_stride)
-    elif count == 2:
-        multiply(pool, 2, 4, scratch, left, left_stride, right, panel_stride, depth, out, out_stride)
-    else:
-        multiply(pool, 1, 4, scratch, left, left_stride, right, panel_stride, depth, out, out_stride)
-
-
-@compiled_exactly
-def _mix(
-    pool: Any, count: Any, rows: Any, first: Any, num_keys: Any, shift: Any, units: Any, scratch: Any, weights: Any,
-    weight_stride: Any, out: Any, out_stride: Any,
-) -> None:  # fmt: skip
-    """out[row] = weights[row] · values where they lie."""
-    if count == 6:
-        mix_rows(
-            pool, rows, 6, first, num_keys, shift, units, scratch, weights, weight_stride, out, out_stride
-        )
-    elif count == 5:
-        mix_rows(
-            pool, rows, 5, first, num_keys, shift, units, scratch, weights, weight_stride, out, out_stride
-        )
-    elif count == 4:
-        mix_rows(
-            pool, rows, 4, first, num_keys, shift, units, scratch, weights, weight_stride, out, out_stride
-        )
-    elif count == 3:
-        mix_rows(
-            pool, rows, 3, first, num_keys, shift, units, scratch, weights, weight_stride, out, out_stride
-        )
-    elif count == 2:
-        mix_rows(
-            pool, rows, 2, first, num_keys, shift, units, scratch, weights, weight_stride, out, out_stride
-        )
-    else:
-        mix_rows(
-            pool, rows, 1, first, num_keys, shift, units, scratch, weights, weight_stride, out, out_stride
-        )
+    """One copy of `multiply`, which is long."""
+    multiply(pool, count, scratch, left, left_stride, right, panel_stride, depth, out, out_stride)

@@ -120,7 +120,7 @@ class _Emitter:
         if not self._is_pair:
             return self._fused(total, weights, x)
         if self._has_pair_product:
-            pairs = ir.VectorType(_BFloat16(), 2 * _LANES)
+            pairs = ir.VectorType(BFloat16(), 2 * _LANES)
             operands = self._builder.bitcast(weights, pairs), self._builder.bitcast(x, pairs)
             return self._call("llvm.x86.avx512bf16.dpbf16ps.512", total, *operands)
         shift, high = self._words([16] * _LANES), self._words([0xFFFF0000] * _LANES)
@@ -137,17 +137,17 @@ class _Emitter:
         return self._builder.call(insert(self._builder.module, kind, name), args)
 
 
-class _BFloat16(ir.Type if ir is not None else object):  # type: ignore[misc]
+class BFloat16(ir.Type if ir is not None else object):  # type: ignore[misc]
     """LLVM's `bfloat`, which llvmlite has no name for."""
 
     def _to_string(self) -> str:
         return "bfloat"
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _BFloat16)
+        return isinstance(other, BFloat16)
 
     def __hash__(self) -> int:
-        return hash(_BFloat16)
+        return hash(BFloat16)
 
 
 tile: Any = intrinsic(_tile)
