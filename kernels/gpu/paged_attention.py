@@ -86,8 +86,7 @@ def attend_decodes(
         query, query.stride(0), query.stride(1), raw(kv), kv.stride(0), kv.stride(1), kv.stride(2),
         batch.block_tables, batch.block_tables.stride(0), batch.ends, partial, lse, params.scale,
         **constants, ROWS=decode_rows(constants["GROUP"]), KEYS=decode_keys(constants["DIM"], query.dtype),
-        LEAST=LEAST_SPLIT, WHOLE=splits == 1,
-        num_warps=_DECODE_WARPS, num_stages=_DECODE_STAGES,
+        LEAST=LEAST_SPLIT, WHOLE=splits == 1, num_warps=_DECODE_WARPS, num_stages=_DECODE_STAGES,
     )  # fmt: skip
     if splits > 1:
         _merge[(num_seqs, num_heads)](
@@ -250,7 +249,7 @@ def _decode(
     factor, cap = _factor_and_cap(scale, SOFTCAP)
     table = tables + seq.to(tl.int64) * table_stride
     keys = pool + kv_head * kv_head_stride
-    at = row * 0 + end - 1
+    at = tl.zeros([ROWS], tl.int32) + (end - 1)
     total = tl.zeros([ROWS, DIM], tl.float32)
     peak = tl.full([ROWS], _NONE, tl.float32)
     mass = tl.zeros([ROWS], tl.float32)
