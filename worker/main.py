@@ -247,11 +247,11 @@ def worker_parts(
 def _announce(config: WorkerConfig, runner: ModelRunner) -> None:
     layout, size = runner.layout, runner.size
     log.info(
-        "%s, %d thread(s)%s; KV pool %.2f GiB: %d blocks of %d tokens = %d tokens, %d sequences of %d",
+        "%s, %d thread(s)%s; KV pool %.2f GiB of %s: %d blocks of %d tokens = %d tokens, %d sequences of %d",
         runner.dtype, config.engine.threads,
         f" on core(s) {','.join(map(str, config.engine.cpu_cores))}" if config.engine.cpu_cores else "",
-        size.num_blocks * layout.block_bytes / 2**30, size.num_blocks, layout.block_size, size.num_tokens,
-        size.num_max_len_seqs, runner.max_model_len,
+        size.num_blocks * layout.block_bytes / 2**30, layout.dtype, size.num_blocks, layout.block_size,
+        size.num_tokens, size.num_max_len_seqs, runner.max_model_len,
     )  # fmt: skip
 
 
