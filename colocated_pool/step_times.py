@@ -8,6 +8,8 @@ from statistics import fmean, linear_regression
 from twinpool.step_pace import LEAST_CHUNK_TOKENS, StepPace
 
 REMEMBERED_STEPS = 64
+RARELY = 0.9
+"""One step in ten takes longer than this part of the others."""
 MOST_GROWTH = 2
 """No chunk is larger than this many times the largest that was measured: a straight line holds only near its points."""
 
@@ -16,12 +18,14 @@ class StepTimes:
     """A straight line through what was measured.
 
     Steps without prompt tokens tell the time per step and per sequence; what others take beyond that is the time per
-    prompt token. Steps with fewer prompt tokens than `LEAST_CHUNK_TOKENS` tell nothing of it.
+    prompt token. Steps with fewer prompt tokens than `LEAST_CHUNK_TOKENS` tell nothing of it. A step is planned so that
+    it would keep its limit even if it took longer than the line says, by as much as one in ten of the last ones did.
     """
 
     def __init__(self) -> None:
         self._decodes: deque[tuple[int, float]] = deque(maxlen=REMEMBERED_STEPS)
         self._chunks: deque[tuple[int, int, float]] = deque(maxlen=REMEMBERED_STEPS)
+        self._overruns: deque[float] = deque(maxlen=REMEMBERED_STEPS)
         self._largest_chunk = 0
 
     def observe(self, num_sequences: int, num_prompt_tokens: int, seconds: float) -> None:
@@ -29,6 +33,9 @@ class StepTimes:
         if not num_prompt_tokens:
             self._decodes.append((num_sequences, seconds))
         elif num_prompt_tokens >= LEAST_CHUNK_TOKENS:
+            if (pace := self.pace) is not None:
+                expected_s = pace.prompt_s(num_prompt_tokens, num_sequences, num_prompt_tokens)
+                self._overruns.append(seconds / expected_s)
             self._chunks.append((num_sequences, num_prompt_tokens, seconds))
             self._largest_chunk = max(self._largest_chunk, num_prompt_tokens)
 
@@ -53,4 +60,5 @@ class StepTimes:
         if pace is None:
             return LEAST_CHUNK_TOKENS
         most = max(LEAST_CHUNK_TOKENS, MOST_GROWTH * self._largest_chunk)
-        return min(pace.prompt_tokens_within(limit_s, num_sequences), most)
+        overrun = sorted(self._overruns)[int(RARELY * len(self._overruns))] if self._overruns else 1.0
+        return min(pace.prompt_tokens_within(limit_s / max(1.0, overrun), num_sequences), most)

@@ -172,6 +172,18 @@ def test_chunks_fit_into_what_streams_leave_of_the_limit_and_grow_only_near_what
     assert times.prompt_tokens_within(9.9, 0) == 60
 
 
+def test_where_steps_often_take_longer_than_predicted_chunks_are_smaller() -> None:
+    times = StepTimes()
+    times.observe(1, 0, 0.011)
+    times.observe(5, 0, 0.015)
+    for _ in range(20):
+        times.observe(0, 40, 0.050)
+    assert times.prompt_tokens_within(0.0505, 0) == 40
+    for _ in range(4):
+        times.observe(0, 40, 0.100)
+    assert times.prompt_tokens_within(0.0505, 0) < 25
+
+
 # ── a decode worker that prefills ───────────────────────────────────────────────────────────────────────────
 
 
