@@ -38,9 +38,9 @@ from twinpool.worker.core import (
     Tick,
 )
 
-TOKEN_BUDGET = 256
+TOKEN_BUDGET = 128
 """Tokens of one step unless configured: `bench/token_budget.py` measures the knee. Every chunk is a gap in all running
-streams, so this is the smallest budget whose prompt rate is within 15 % of the best one."""
+streams, so this is about the smallest budget whose prompt rate is within 15 % of the best one."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,7 +63,7 @@ _ENGINE = (
 )  # fmt: skip
 _SCHEDULING = (
     Flag("--token-budget", SchedulerConfig, "token_budget", "TOKENS",
-         "tokens of one step, over all its prompts: the chunk size (default 512 on prefill, 256 on colocated workers)",
+         "tokens of one step, over all its prompts: the chunk size (default 512 on prefill, 128 on colocated workers)",
          int),
     Flag("--max-num-seqs", SchedulerConfig, "max_num_seqs", "N", "sequences that one worker decodes together", int),
     Flag("--headroom-tokens", SchedulerConfig, "headroom_tokens", "TOKENS",
