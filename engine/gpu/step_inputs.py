@@ -22,6 +22,10 @@ from twinpool.kernels.paged_attention import PagedBatch
 NOWHERE = -1
 """The slot of a row that is padding: its keys and values are not written."""
 
+_ALIGNED = 128
+"""Every array begins at a multiple of so many bytes, as one of torch's own does: Triton compiles a kernel anew for an
+address of another alignment, and no length of a prompt should cost that while others wait."""
+
 Ints = np.ndarray[Any, np.dtype[np.signedinteger[Any]]]
 
 
@@ -67,7 +71,7 @@ class StepInputs:
         self._block_size = block_size
         sections = room.sections()
         sizes = [np.dtype(dtype).itemsize * int(np.prod(shape)) for dtype, shape in sections.values()]
-        *starts, num_bytes = accumulate(sizes, initial=0)
+        *starts, num_bytes = accumulate((-(-size // _ALIGNED) * _ALIGNED for size in sizes), initial=0)
         self._host = torch.zeros(num_bytes, dtype=torch.uint8, pin_memory=device.type == "cuda")
         self._device = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
         self._tables_at = starts[-1]

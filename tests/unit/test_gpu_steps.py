@@ -65,6 +65,13 @@ def test_the_devices_inputs_are_those_of_the_cpu(lengths: list[tuple[int, int, b
         length = len(wanted.table(seq))
         assert found.table(seq)[:length].tolist() == wanted.table(seq).tolist()
     assert inputs.rows.tolist() == rows.tolist()
+    on_device = inputs.batch.on_device
+    assert on_device is not None
+    arrays = (
+        inputs.token_ids, inputs.rows, inputs.batch.slots, inputs.batch.positions,
+        on_device.query_starts, on_device.ends, on_device.block_tables,
+    )  # fmt: skip
+    assert {array.data_ptr() % 16 for array in arrays if len(array)} == {0}
 
 
 def test_kept_inputs_forget_whatever_was_in_them_before() -> None:
