@@ -55,7 +55,7 @@ overload: setup ## prove it: at twice its capacity a server keeps its promises t
 canary: setup ## prove it: the same prompts have the same tokens through a soak of 20 minutes
 	@$(PYTHON_BIN) -m twinpool.bench.canary $(ARGS)
 
-bench: setup ## measure: each part of the engine beside what this machine allows (6 minutes; ARGS="--quick": 1 minute)
+bench: setup ## measure: each part of the engine beside what this machine allows (3 minutes; ARGS="--quick": 1 minute)
 	@.venv/bin/twinpool bench engine $(ARGS)
 
 bench-check: setup ## measure: is a part further from its floor than the stored baseline? (1 minute)
