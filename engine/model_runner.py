@@ -148,7 +148,7 @@ class ModelRunner:
         """Runs the step without sampling: float32 [tokens, vocab], for every token of the batch."""
         rows = np.arange(batch.num_tokens, dtype=np.int64)
         with current(self.device):
-            return self._model.logits(self._forward(batch.slices, rows, None))
+            return self._model.logits(self._forward(batch.slices, rows, None)).clone()
 
     def warm_up(self, most_decodes: int = 0) -> None:
         """Compiles, or loads the compiled kernels, by running a small prefill and steps of every kind after it. On a

@@ -36,5 +36,5 @@ class Model(Protocol):
         ...
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[rows, hidden] → float32 [rows, vocab]."""
+        """What `forward` gave → float32 [rows, vocab], the caller's to change until the next call of `forward`."""
         ...
