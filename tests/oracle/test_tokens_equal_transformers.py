@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from support.reference import Reference, prompts
-from support.server import Server, serving, token_ids
+from support.server import Server, serving, token_ids, wait_for
 
 from twinpool.config import TransportName
 from twinpool.kv_transfer import transports
@@ -24,6 +24,7 @@ LAYOUTS = {
     "split-tcp-chunks-of-37": ("--transport", "tcp", "--token-budget", "37", "--strict"),
     "split-ucx-chunks-of-100": ("--transport", "ucx", "--token-budget", "100", "--strict"),
 }
+HYBRID = {"hybrid": ("--hybrid", "--itl-budget", "2000", "--transport", "shm")}
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +32,7 @@ def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     name: str = request.param
     if "ucx" in name and (missing := transports.available()[TransportName.UCX]):
         pytest.skip(f"ucx: {missing}; installing the extra `ucx` (make setup does on Linux) makes this run")
-    with serving(tmp_path_factory.mktemp(name), "--dtype", "float32", *LAYOUTS[name]) as server:
+    with serving(tmp_path_factory.mktemp(name), "--dtype", "float32", *(LAYOUTS | HYBRID)[name]) as server:
         yield server
         server.wait_until_empty()
 
@@ -116,4 +117,18 @@ def test_64_streams_at_once_equal_each_alone(server: Server, model_dir: Path, re
 def test_decode_computes_no_prompt_token(server: Server) -> None:
     """The counter that would show a silent recomputation stays at zero on decode workers."""
     assert server.metric("twinpool_output_tokens_total", role="decode") > 0
+    assert server.metric("twinpool_decode_pool_prompt_tokens_total", role="decode") == 0
+
+
+@over("hybrid")
+def test_whole_on_either_worker_or_split_the_tokens_are_the_same(
+    server: Server, model_dir: Path, reference: Reference
+) -> None:
+    """Half of the forty prompts at once: more than either worker does alone soonest, so all ways are taken."""
+    asked = prompts(model_dir)[::2]
+    assert_right(reference, asked, answers(server, asked, at_once=len(asked)), NUM_TOKENS)
+    for way in ("split", "local_prefill", "local_decode"):
+        assert server.metric("twinpool_hybrid_choices_total", way=way) > 0
+    wait_for("heartbeats", lambda: server.metric("twinpool_hybrid_prompt_tokens_total", role="decode") > 0)
+    wait_for("heartbeats", lambda: server.metric("twinpool_hybrid_output_tokens_total", role="prefill") > 0)
     assert server.metric("twinpool_decode_pool_prompt_tokens_total", role="decode") == 0
