@@ -129,7 +129,7 @@ class CoordinatorProcess(Actor):
         prefill = self.core.registry.get(worker_id)
         pace = self._world.scenario.pace
         if isinstance(message, Prefill) and pace and prefill and message.job.key in prefill.legs:
-            hybrid.check_choice(self.core, pace, prefill, message)
+            hybrid.check_choice(self.core, pace, prefill, message, self._world.schedule.now)
 
     def check_counts(self) -> None:
         """At the end: the metrics obey the laws of conservation."""

@@ -19,6 +19,8 @@ NOISE = 0.1
 MARGIN = 1.3
 """What noise in measurements and in the step itself may add to a step that was to take so long."""
 TIMED = ((1, 0), (8, 0), (0, LEAST_CHUNK_TOKENS), (0, 4 * LEAST_CHUNK_TOKENS))
+SILENT_S = 0.4
+"""A worker that has missed a heartbeat may be frozen."""
 CLEARLY = 2.0
 """By this factor a prompt must start later than elsewhere for a choice to be clearly wrong."""
 
@@ -49,11 +51,15 @@ def check_step(
             raise Broken("a local prefill keeps the ITL budget", f"{what}, allowed are {limit_s:.3f} s")
 
 
-def check_choice(core: CoordinatorCore, pace: StepPace, prefill: Worker, message: Prefill) -> None:
+def check_choice(
+    core: CoordinatorCore, pace: StepPace, prefill: Worker, message: Prefill, now: float
+) -> None:
     """No prompt goes to wait at a prefill worker while a decode worker has nothing to do and would start it sooner."""
     job: Job = message.job
     wait_s = (prefill.pending_tokens - prefill.legs[job.key].pending_tokens) * pace.prompt_token_s
     for worker in core.registry.of_role(Role.DECODE):
+        if now - worker.seen_at > SILENT_S or worker.usable_slots < worker.num_slots:
+            continue
         budget_s, others = worker.info.itl_budget_s, worker.legs.keys() - {job.key}
         is_idle = not others and worker.full_until == 0.0 and worker.stats is not None and worker.stats.pace
         if not is_idle or budget_s is None or worker.num_slots < 2 * len(job.token_ids) + 64:

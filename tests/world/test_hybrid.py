@@ -76,7 +76,7 @@ def test_both_kinds_of_choices_are_made_recorded_counted_and_nearly_right() -> N
         assert {p["way"] for p in told["predicted"]} >= {Way.SPLIT, told["way"]}
         errors_s.append(abs(told["first_token_s"] - won["first_token_s"]))
         local += told["way"] == Way.LOCAL_PREFILL
-    assert fmean(errors_s) < 0.1
+    assert fmean(errors_s) < 0.2
     assert sum(core.tally.timings[Timing.PREDICTION_ERROR].counts) == 32
     decode, prefill = (world.of_role(role)[0].core.counters for role in (Role.DECODE, Role.PREFILL))
     assert decode[WorkerMetric.HYBRID_PROMPT_TOKENS] == 256 * local
