@@ -25,7 +25,7 @@ from twinpool.engine.model_files import ResolvedModel, resolve
 from twinpool.engine.tokenizer import Tokenizer
 from twinpool.errors import ConfigError, TwinpoolError
 from twinpool.join_token import VARIABLE
-from twinpool.kv_transfer.shm import sweep
+from twinpool.kv_transfer.shm_pool import sweep
 from twinpool.private_log import log_to_stderr
 
 log = logging.getLogger(__name__)

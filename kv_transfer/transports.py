@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 
 from twinpool.config import TransportName
 from twinpool.errors import TransportUnavailable
-from twinpool.kv_transfer import loopback, shm, tcp, tcp_sender, ucx, ucx_sender, ucx_worker
+from twinpool.kv_transfer import loopback, shm, shm_pool, tcp, tcp_sender, ucx, ucx_sender, ucx_worker
 from twinpool.kv_transfer.connector import KVReceiver, KVRegion, KVSender, LocalEnd
 from twinpool.kv_transfer.faulty import FaultPlan, FaultySender
 
 if TYPE_CHECKING:
-    from twinpool.kv_transfer.shm import SharedPool
+    from twinpool.kv_transfer.shm_pool import SharedPool
 
 
 def available() -> dict[TransportName, str | None]:
@@ -25,7 +25,7 @@ def available() -> dict[TransportName, str | None]:
     `loopback` reaches only workers in this process, so it is never chosen unless asked for by name.
     """
     return {
-        TransportName.SHM: shm.why_unavailable(),
+        TransportName.SHM: shm_pool.why_unavailable(),
         TransportName.UCX: ucx_worker.why_unavailable(),
         TransportName.TCP: None,
         TransportName.LOOPBACK: None,

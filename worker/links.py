@@ -12,7 +12,7 @@ from twinpool.errors import ProtocolError
 from twinpool.join_token import VARIABLE, JoinToken
 from twinpool.kv_transfer.connector import KVRegion, LocalEnd
 from twinpool.kv_transfer.mirrored import Mirror
-from twinpool.kv_transfer.shm import SharedPool
+from twinpool.kv_transfer.shm_pool import SharedPool
 from twinpool.messages import Message
 
 PROBE_LIMIT_S = 15.0

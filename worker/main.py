@@ -29,11 +29,11 @@ from twinpool.errors import (
     TwinpoolError,
     WorkerDenied,
 )
-from twinpool.kv_transfer import shm, transports
+from twinpool.kv_transfer import shm_pool, transports
 from twinpool.kv_transfer.connector import KVRegion, LocalEnd
 from twinpool.kv_transfer.life import Life
 from twinpool.kv_transfer.probe import PROBE_BYTES
-from twinpool.kv_transfer.shm import SharedPool
+from twinpool.kv_transfer.shm_pool import SharedPool
 from twinpool.kv_transfer.tcp_wire import family
 from twinpool.layout import KVLayout
 from twinpool.messages import Register
@@ -119,7 +119,7 @@ async def _run(config: WorkerConfig, make_core: CoreFactory) -> int:
     transfer = config.transfer
     end = LocalEnd(config.link.worker_id, uuid.uuid4().hex[:12], transfer.deployment, transfer.host)
     shared: list[SharedPool] = []
-    life = Life(end) if config.role is Role.PREFILL and shm.why_unavailable() is None else None
+    life = Life(end) if config.role is Role.PREFILL and shm_pool.why_unavailable() is None else None
 
     def allocate(num_bytes: int) -> memoryview:
         if _wants_shared_memory(config):

@@ -15,7 +15,7 @@ from twinpool.config import TransportName
 from twinpool.engine.host_memory import host_memory
 from twinpool.kv_transfer import transports
 from twinpool.kv_transfer.connector import KVReceiver, KVRegion, LocalEnd
-from twinpool.kv_transfer.shm import SharedPool
+from twinpool.kv_transfer.shm_pool import SharedPool
 from twinpool.layout import Dtype, KVLayout
 
 

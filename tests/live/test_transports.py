@@ -30,7 +30,7 @@ import pytest
 
 from twinpool.config import TransportName
 from twinpool.errors import ConfigError, DigestMismatch, PeerLost, TransferError, TransportUnavailable
-from twinpool.kv_transfer import probe, pushes, shm, transports
+from twinpool.kv_transfer import probe, pushes, shm, shm_pool, transports
 from twinpool.kv_transfer.connector import BlockRange, KVReceiver, KVRegion, KVSender, LocalEnd
 from twinpool.kv_transfer.manifest import check_digests, digests
 
@@ -112,7 +112,9 @@ class Desk:
         self.name = TransportName(name)
         self.is_sealed = how == "sealed"
         self.end = LocalEnd("decode-0", incarnation, f"test{os.getpid()}")
-        self.shared = shm.SharedPool(NUM_BLOCKS * LAYOUT.block_bytes, self.end) if name == "shm" else None
+        self.shared = (
+            shm_pool.SharedPool(NUM_BLOCKS * LAYOUT.block_bytes, self.end) if name == "shm" else None
+        )
         memory = self.shared.memory if self.shared else memoryview(bytearray(NUM_BLOCKS * LAYOUT.block_bytes))
         self.region = KVRegion(memory, LAYOUT, NUM_BLOCKS)
         self.blocks = np.frombuffer(memory, dtype=np.uint8).reshape(NUM_BLOCKS, -1)
@@ -429,7 +431,7 @@ async def test_a_killed_receiver_is_noticed_in_bounded_time(
         with pytest.raises(PeerLost):
             sender.push(2, BlockRange(blocks, blocks, 0, 8))
         await sender.close()
-    shm.sweep(f"test{os.getpid()}")
+    shm_pool.sweep(f"test{os.getpid()}")
 
 
 @pytest.mark.parametrize("name", ["tcp", "ucx"])
@@ -479,12 +481,12 @@ def pools_of(deployment: str, worker_id: str) -> list[Path]:
 async def test_a_pool_whose_owner_was_killed_is_swept_and_a_living_one_is_not(of_any_server: bool) -> None:
     require("shm")
     deployment = f"test{os.getpid()}"
-    living = shm.SharedPool(1 << 16, LocalEnd("decode-1", "c3", deployment))
+    living = shm_pool.SharedPool(1 << 16, LocalEnd("decode-1", "c3", deployment))
     dead = await RemotePeer.start("shm", "decode-0")
     await dead.call("listen")
     (pool,) = pools_of(deployment, "decode-0")
     await dead.kill()
-    shm.sweep("*" if of_any_server else deployment)
+    shm_pool.sweep("*" if of_any_server else deployment)
     assert not pool.exists()
     assert living.path.exists()
     living.close()
@@ -494,7 +496,7 @@ async def test_a_pool_whose_owner_was_killed_is_swept_and_a_living_one_is_not(of
 async def test_a_pool_closed_while_a_tensor_looks_into_it_is_lost_to_its_writers() -> None:
     require("shm")
     end = LocalEnd("decode-0", "a1", f"test{os.getpid()}")
-    pool = shm.SharedPool(LAYOUT.block_bytes, end)
+    pool = shm_pool.SharedPool(LAYOUT.block_bytes, end)
     tensor = np.frombuffer(pool.memory, dtype=np.uint8)
     region = KVRegion(memoryview(bytearray(LAYOUT.block_bytes)), LAYOUT, 1)
     receiver = shm.ShmReceiver(region, pool)
@@ -514,7 +516,7 @@ async def test_a_pool_that_does_not_fit_is_refused_with_numbers(monkeypatch: pyt
     docker = os.statvfs_result((4096, 4096, 16384, 16384, 16384, 0, 0, 0, 0, 255))
     monkeypatch.setattr(os, "statvfs", lambda _: docker)
     with pytest.raises(ConfigError, match=r"100 MB .* 67 MB free"):
-        shm.SharedPool(100_000_000, LocalEnd("decode-0", "a1", "test"))
+        shm_pool.SharedPool(100_000_000, LocalEnd("decode-0", "a1", "test"))
 
 
 @pytest.mark.parametrize("name", ["shm", "tcp", "ucx"])
@@ -531,7 +533,7 @@ async def test_an_address_of_another_transport_is_refused(name: str) -> None:
 async def test_a_pool_that_others_may_read_or_that_lies_elsewhere_is_not_written_to(tmp_path: Path) -> None:
     require("shm")
     region = KVRegion(memoryview(bytearray(LAYOUT.block_bytes)), LAYOUT, 1)
-    pool = shm.SharedPool(LAYOUT.block_bytes, LocalEnd("decode-0", "a1", f"test{os.getpid()}"))
+    pool = shm_pool.SharedPool(LAYOUT.block_bytes, LocalEnd("decode-0", "a1", f"test{os.getpid()}"))
     address = shm.ShmReceiver(region, pool).address()
     assert pool.path.stat().st_mode & 0o777 == 0o600
     pool.path.chmod(0o640)

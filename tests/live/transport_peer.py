@@ -19,7 +19,7 @@ from twinpool.errors import TwinpoolError
 from twinpool.kv_transfer import transports
 from twinpool.kv_transfer.connector import BlockRange, KVReceiver, KVRegion, KVSender, LocalEnd
 from twinpool.kv_transfer.manifest import digests
-from twinpool.kv_transfer.shm import SharedPool
+from twinpool.kv_transfer.shm_pool import SharedPool
 from twinpool.layout import Dtype, KVLayout
 
 LAYOUT = KVLayout(num_layers=12, num_kv_heads=4, head_dim=64, block_size=16, dtype=Dtype.BFLOAT16)
