@@ -98,11 +98,16 @@ def paged_attention(
     `query` [tokens, heads, head_dim] may be a slice of wider rows; `kv` is the pool, [block, layer, k|v, kv_head, slot,
     head_dim], in whose `layer` the KV of the query tokens is already written. Returns [tokens, heads, head_dim],
     contiguous.
+
+    Raises:
+        ValueError: the tensors are on a GPU, and the batch is not.
     """
     if batch.on_device is not None:
         from twinpool.kernels.gpu import paged_attention as gpu
 
         return gpu.paged_attention(query, kv[:, layer], batch.on_device, params)
+    if query.is_cuda:
+        raise ValueError("queries on a GPU come with a PagedBatch that has `on_device`; this one has none")
     if not runs_compiled(query) or query.shape[2] * query.element_size() % WORD_BYTES:
         return paged_attention_reference(query, kv, layer, batch, params)
     out = query.new_empty(query.shape)

@@ -159,3 +159,10 @@ def test_attention_survives_scores_that_overflow_a_plain_softmax() -> None:
     torch.testing.assert_close(
         paged_attention(query, kv, 0, batch, AttentionParams(1.0)), wanted, rtol=1e-4, atol=1e-4
     )
+
+
+def test_queries_on_a_gpu_whose_batch_is_not_there_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    batch, kv = paged_batch([(9, 1)], 8, 8), torch.randn(8, 1, 2, 1, 8, 16)
+    monkeypatch.setattr(torch.Tensor, "is_cuda", property(lambda _tensor: True))
+    with pytest.raises(ValueError, match="on_device"):
+        paged_attention(torch.randn(1, 2, 16), kv, 0, batch, AttentionParams(0.25))
