@@ -23,7 +23,7 @@ from twinpool.bench.client import End, Outcome
 from twinpool.bench.load import Load
 from twinpool.bench.metrics import percentile, summary, ttft_s
 from twinpool.bench.program import Check, Report, say
-from twinpool.bench.server_under_test import ServerFault, ServerUnderTest
+from twinpool.bench.server_under_test import BUSY, ServerFault, ServerUnderTest, busy_shares
 
 MOST_ITL, MOST_TTFT = 1.25, 1.15
 """Times the undisturbed figure."""
@@ -86,9 +86,7 @@ async def prove(args: argparse.Namespace, server: ServerUnderTest) -> Report:
             "p99 ITL, times p50 without prompts": itl_times,
             "p99 ITL without prompts, times its p50": percentile(quiet_s, 99) / quiet_p50_s,
             "TTFT, times prefill alone": ttft_times,
-            "busy, as a share of one core": {
-                name: (used[name] - before.get(name, 0.0)) / took_s for name in used
-            },
+            BUSY: busy_shares(before, used, took_s),
         },
         (
             Check(

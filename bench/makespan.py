@@ -25,7 +25,7 @@ from twinpool.bench.limits import known_or_measured
 from twinpool.bench.load import Load
 from twinpool.bench.metrics import summary, tpot_s, ttft_s
 from twinpool.bench.program import Check, Report, say
-from twinpool.bench.server_under_test import ServerFault, ServerUnderTest
+from twinpool.bench.server_under_test import BUSY, ServerFault, ServerUnderTest, busy_shares
 
 MOST_TIMES = 2.0
 """How many times the floor may be taken."""
@@ -65,9 +65,8 @@ async def prove(args: argparse.Namespace, server: ServerUnderTest) -> Report:
     for _ in range(args.rounds):
         before = server.cpu_s()
         span_s, ended = await _round(args, server, rng, args.requests)
-        used = server.cpu_s()
         spans.append(span_s)
-        busy.append({name: (used[name] - before.get(name, 0.0)) / span_s for name in used})
+        busy.append(busy_shares(before, server.cpu_s(), span_s))
         outcomes += ended
         say(
             f"{args.requests} requests: {span_s:.2f} s, {span_s / floor_s:.2f} times the floor of {floor_s:.2f} s"
@@ -86,9 +85,7 @@ async def prove(args: argparse.Namespace, server: ServerUnderTest) -> Report:
             "bytes": work.num_bytes,
             "TTFT": str(summary(map(ttft_s, outcomes))),
             "TPOT": str(summary(map(tpot_s, outcomes))),
-            "busy, as a share of one core": {
-                name: statistics.median(share[name] for share in busy) for name in busy[0]
-            },
+            BUSY: {name: statistics.median(shares[name] for shares in busy) for name in busy[0]},
         },
         (
             Check(

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -27,6 +27,8 @@ STOP_LIMIT_S = 45.0
 POLL_S = 0.1
 HEARTBEATS_S = 1.2
 """Workers report about every half second: what is empty for so long was empty in a report made meanwhile."""
+BUSY = "busy, as a share of one core"
+"""The figure of a report that has `busy_shares`."""
 _SAMPLE = re.compile(r"(\w+)(?:\{(.*)\})? (\S+)")
 _LABEL = re.compile(r'(\w+)="([^"]*)"')
 _WORKER = re.compile(r"twinpool worker .*--id (\S+)")
@@ -233,6 +235,11 @@ class ServerUnderTest:
         assert self.process is not None, "it was started here"
         os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
+
+
+def busy_shares(before: Mapping[str, float], after: Mapping[str, float], seconds: float) -> dict[str, float]:
+    """What each process used of one core between two readings of `cpu_s`, so many seconds apart."""
+    return {name: (cpu_s - before.get(name, 0.0)) / seconds for name, cpu_s in after.items()}
 
 
 def _title(process: psutil.Process) -> str:

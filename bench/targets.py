@@ -20,10 +20,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from twinpool.bench import costs, isolation, makespan
 from twinpool.bench.limits import EngineFigures, LimitsUnknown
 from twinpool.bench.program import EXIT_BROKEN, EXIT_HELD, EXIT_INTERRUPTED, EXIT_WRONG
+from twinpool.bench.server_under_test import BUSY
 
-BUSY = "busy, as a share of one core"
 _END_LIMIT_S = 60.0
 _WIDTH = 130
 
@@ -106,12 +107,17 @@ def _isolation(folder: Path) -> list[Target]:
             f"8 streams, a 2,048-token prompt every {every_s:.1f} s: p99 ITL",
             "their p50 without prompts",
             figures["p99 ITL, times p50 without prompts"],
-            1.25,
+            isolation.MOST_ITL,
             "×",
             binds,
         ),
         Target(
-            "those prompts' TTFT", "prefill alone", figures["TTFT, times prefill alone"], 1.15, "×", binds
+            "those prompts' TTFT",
+            "prefill alone",
+            figures["TTFT, times prefill alone"],
+            isolation.MOST_TTFT,
+            "×",
+            binds,
         ),
     ]
 
@@ -131,7 +137,7 @@ def _makespan_of(folder: Path, how: str, arguments: Sequence[str]) -> Target:
         f"32 × (256 in, 64 out) at once, makespan{how}",
         "floor of all cores",
         figures["times the floor"],
-        2.0,
+        makespan.MOST_TIMES,
         "×",
         _busiest(figures[BUSY]),
     )
@@ -141,10 +147,29 @@ def _costs(folder: Path) -> list[Target]:
     figures = _report(folder, "costs", *_limits(folder))
     token_us, memory_mb = figures["coordinator CPU per token (µs)"], figures["most of it (MB)"]
     return [
-        Target("coordinator, per token of 64 streams", "", token_us, 60.0, "µs", "a send per token"),
-        Target("ready to serve, cached model", "", figures["ready (s)"], 6.0, "s", "imports, weights"),
         Target(
-            "memory per worker beyond weights and KV", "", memory_mb, 400.0, "MB", "torch, mapped weights"
+            "coordinator, per token of 64 streams",
+            "",
+            token_us,
+            costs.MOST_TOKEN_S * 1e6,
+            "µs",
+            "a send per token",
+        ),
+        Target(
+            "ready to serve, cached model",
+            "",
+            figures["ready (s)"],
+            costs.MOST_READY_S,
+            "s",
+            "imports, weights",
+        ),
+        Target(
+            "memory per worker beyond weights and KV",
+            "",
+            memory_mb,
+            costs.MOST_MEMORY_BYTES / 1e6,
+            "MB",
+            "torch, mapped weights",
         ),
     ]
 

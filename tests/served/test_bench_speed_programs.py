@@ -15,7 +15,7 @@ from twinpool.bench import costs, isolation, makespan
 from twinpool.bench.engine.floors import Ceilings, Shape
 from twinpool.bench.engine.report import EngineReport
 from twinpool.bench.program import EXIT_BROKEN, EXIT_HELD, EXIT_WRONG
-from twinpool.bench.targets import BUSY
+from twinpool.bench.server_under_test import BUSY
 
 pytestmark = pytest.mark.timeout(150)
 TINY = Shape(

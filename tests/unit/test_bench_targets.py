@@ -11,13 +11,14 @@ import pytest
 
 from twinpool.bench import targets
 from twinpool.bench.program import EXIT_BROKEN, EXIT_HELD, EXIT_INTERRUPTED, EXIT_WRONG
+from twinpool.bench.server_under_test import BUSY
 from twinpool.bench.targets import ProgramFailed
 
 ISOLATION = {
     "seconds between prompts": 2.0,
     "p99 ITL, times p50 without prompts": 1.2,
     "TTFT, times prefill alone": 1.1,
-    targets.BUSY: {"coordinator": 0.05, "prefill-0": 0.7, "decode-0": 0.9},
+    BUSY: {"coordinator": 0.05, "prefill-0": 0.7, "decode-0": 0.9},
 }
 
 
