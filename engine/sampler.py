@@ -10,7 +10,6 @@ import torch
 
 from twinpool.engine.batch import SequenceSlice
 from twinpool.kernels.batch_sampling import ROW, marks_of, sample_rows
-from twinpool.kernels.sampling import sample
 from twinpool.request import SamplingParams
 
 _WORD64 = 2**64 - 1
@@ -22,35 +21,10 @@ _NO_PENALTY = (1.0, 0.0, 0.0)
 def choose_tokens(logits: torch.Tensor, slices: Sequence[SequenceSlice]) -> list[int]:
     """The token after each slice. `logits` float32 [len(slices), vocab] is changed: banned tokens get -inf.
 
-    Every slice has `sampling`. At temperature 0 the largest logit wins; of equal ones the lowest id. On a GPU the whole
-    batch is sampled at once, and the host waits once, for the tokens.
+    Every slice has `sampling`. At temperature 0 the largest logit wins; of equal ones the lowest id. The whole batch is
+    sampled at once; on a GPU the host waits once, for the tokens.
     """
-    if logits.is_cuda:
-        chosen: list[int] = sample_rows(logits, *sampling_rows(slices)).tolist()
-        return chosen
-    vocab_size = logits.shape[1]
-    for row, piece in enumerate(slices):
-        if banned := [token for token in piece.banned_token_ids if token < vocab_size]:
-            logits[row, banned] = float("-inf")
-    tokens = greedy(logits)
-    for row, piece in enumerate(slices):
-        params = piece.sampling
-        if params is not None and params.temperature > 0:
-            tokens[row] = sample(
-                logits[row],
-                params.temperature,
-                params.top_k,
-                params.top_p,
-                params.min_p,
-                params.seed,
-                piece.end,
-            )
-    return tokens
-
-
-def greedy(logits: torch.Tensor) -> list[int]:
-    """The lowest id among the largest logits of each row, in main memory."""
-    chosen: list[int] = logits.numpy().argmax(axis=1).tolist()
+    chosen: list[int] = sample_rows(logits, *sampling_rows(slices)).tolist()
     return chosen
 
 

@@ -1,5 +1,5 @@
-"""The next token of every row of a batch: penalties and bans, then `kernels/sampling.py`, row by row in the reference
-and at once on a GPU.
+"""The next token of every row of a batch: penalties and bans, then `kernels/sampling.py`, row by row in the reference;
+in one compiled call on a CPU (`kernels/sampling_cpu.py`) and at once on a GPU.
 
 Penalties: a logit x of a token that occurs in the prompt or the output becomes x / r if it is positive, else x · r
 (Keskar et al. 2019, arXiv:1909.05858); then, if it occurs c times in the output, x - c · frequency - presence (OpenAI's
@@ -15,7 +15,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from twinpool.kernels.jit import flat, runs_compiled
 from twinpool.kernels.sampling import sample_reference
+from twinpool.kernels.sampling_cpu import choose_rows
 
 ROW = np.dtype(
     [
@@ -86,6 +88,10 @@ def sample_rows(
 
     `rows` are `ROW`s; row r has marks[first_mark:end_mark], as `marks_of` gives them. On a GPU nothing is waited for.
     """
+    if runs_compiled(logits) and logits.dtype is torch.float32 and logits.stride(1) == 1:
+        token_ids = np.empty(len(rows), np.int64)
+        choose_rows(flat(logits), logits.stride(0), logits.shape[1], rows, marks, token_ids)
+        return torch.from_numpy(token_ids)
     if not logits.is_cuda:
         return sample_rows_reference(logits, rows, torch.from_numpy(marks))
     from twinpool.kernels.gpu import sampling as gpu

@@ -10,16 +10,11 @@ word i % 4 of the output.
 
 from __future__ import annotations
 
-from typing import Any
-
-import numpy as np
 import torch
 
-from twinpool.kernels.jit import compiled, exp, log, runs_compiled
-
-_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
-_KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
-_ROUNDS = 10
+MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
+KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
+ROUNDS = 10
 _WORD = 0xFFFFFFFF
 LEAST_NOISE = 2.0**-25
 """-log(1 - 2⁻²⁵), of the largest uniform number, which float32 rounds to 1."""
@@ -29,12 +24,12 @@ def philox_reference(key: tuple[int, int], counter: torch.Tensor) -> torch.Tenso
     """Philox4x32-10: `counter` int64 [n, 4] of 32-bit words → int64 [n, 4] of 32-bit words."""
     c0, c1, c2, c3 = counter.unbind(-1)
     k0, k1 = key
-    for _ in range(_ROUNDS):
+    for _ in range(ROUNDS):
         # The products have 64 bits: taken in halves of the counter, so that int64 holds every step.
-        high0, low0 = _product(_MULTIPLIERS[0], c0)
-        high1, low1 = _product(_MULTIPLIERS[1], c2)
+        high0, low0 = _product(MULTIPLIERS[0], c0)
+        high1, low1 = _product(MULTIPLIERS[1], c2)
         c0, c1, c2, c3 = high1 ^ c1 ^ k0, low1, high0 ^ c3 ^ k1, low0
-        k0, k1 = (k0 + _KEY_STEPS[0]) & _WORD, (k1 + _KEY_STEPS[1]) & _WORD
+        k0, k1 = (k0 + KEY_STEPS[0]) & _WORD, (k1 + KEY_STEPS[1]) & _WORD
     return torch.stack((c0, c1, c2, c3), dim=-1)
 
 
@@ -79,94 +74,3 @@ def sample_reference(
     probabilities = filter_reference(logits, temperature, top_k, top_p, min_p).softmax(-1)
     noise = exponential_reference(seed, position, logits.numel(), logits.device)
     return int((probabilities / noise).argmax())
-
-
-def sample(
-    logits: torch.Tensor, temperature: float, top_k: int, top_p: float, min_p: float, seed: int, position: int
-) -> int:
-    """The token at `position` for one row of logits, float32 [vocab]; `temperature` above 0."""
-    if not runs_compiled(logits):
-        return sample_reference(logits, temperature, top_k, top_p, min_p, seed, position)
-    scaled = logits.numpy() * np.float32(1.0 / temperature)
-    keys = np.uint32(seed & _WORD), np.uint32((seed >> 32) & _WORD)
-    places = np.uint32(position & _WORD), np.uint32(position >> 32)
-    if not 0 < top_k < len(scaled) and top_p >= 1.0 and min_p <= 0.0:
-        return int(_race_all(scaled, scaled.max(), *keys, *places))
-    token_ids = _survivors(scaled, top_k, top_p, min_p)
-    return int(_race(token_ids, scaled[token_ids], *keys, *places))
-
-
-def _survivors(scaled: np.ndarray[Any, Any], top_k: int, top_p: float, min_p: float) -> np.ndarray[Any, Any]:
-    """The token ids, ascending, that the filters leave. Sorts only what can be in the nucleus."""
-    highest = scaled.max()
-    token_ids: np.ndarray[Any, Any]
-    if 0 < top_k < len(scaled):
-        token_ids = np.flatnonzero(scaled >= np.partition(scaled, -top_k)[-top_k])
-        weights = np.exp(scaled[token_ids] - highest)
-        mass = weights.sum(dtype=np.float64)
-    else:
-        everything = np.exp(scaled - highest)
-        mass = everything.sum(dtype=np.float64)
-        # All tokens of at most (1 - top_p) / vocab together weigh at most 1 - top_p, so the nucleus has none of them.
-        token_ids = np.flatnonzero(everything > (1.0 - min(top_p, 1.0)) * mass / len(scaled))
-        weights = everything[token_ids]
-    if top_p < 1.0:
-        order = np.argsort(-weights, kind="stable")
-        before = np.cumsum(weights[order], dtype=np.float64) - weights[order]
-        size = max(1, int(np.searchsorted(before, top_p * mass, side="left")))
-        kept = np.sort(order[:size])
-        token_ids, weights = token_ids[kept], weights[kept]
-    return token_ids[weights >= min_p] if min_p > 0.0 else token_ids
-
-
-@compiled
-def _philox(c0: Any, c1: Any, c2: Any, c3: Any, k0: Any, k1: Any) -> Any:
-    for _ in range(_ROUNDS):
-        product0 = np.uint64(c0) * np.uint64(0xD2511F53)
-        product1 = np.uint64(c2) * np.uint64(0xCD9E8D57)
-        c0 = np.uint32(np.uint32(product1 >> np.uint64(32)) ^ c1 ^ k0)
-        c2 = np.uint32(np.uint32(product0 >> np.uint64(32)) ^ c3 ^ k1)
-        c1, c3 = np.uint32(product1), np.uint32(product0)
-        k0 = np.uint32(k0 + np.uint32(0x9E3779B9))
-        k1 = np.uint32(k1 + np.uint32(0xBB67AE85))
-    return c0, c1, c2, c3
-
-
-@compiled
-def _exponential(word: Any) -> Any:
-    uniform = (np.float32(word >> np.uint32(8)) + np.float32(0.5)) * np.float32(2.0**-24)
-    return max(-log(uniform), np.float32(LEAST_NOISE))
-
-
-@compiled
-def _race_all(scaled: Any, highest: Any, k0: Any, k1: Any, low: Any, high: Any) -> Any:
-    """The race among all tokens."""
-    size = scaled.shape[0]
-    quads = (size + 3) // 4
-    ratios = np.zeros((4, quads), np.float32)
-    for quad in range(quads):
-        w0, w1, w2, w3 = _philox(np.uint32(quad), low, high, np.uint32(0), k0, k1)
-        ratios[0, quad] = _exponential(w0)
-        ratios[1, quad] = _exponential(w1)
-        ratios[2, quad] = _exponential(w2)
-        ratios[3, quad] = _exponential(w3)
-    best, winner = np.float32(-1.0), 0
-    for token in range(size):
-        ratio = exp(scaled[token] - highest) / ratios[token % 4, token // 4]
-        if ratio > best:
-            best, winner = ratio, token
-    return winner
-
-
-@compiled
-def _race(token_ids: Any, scaled: Any, k0: Any, k1: Any, low: Any, high: Any) -> Any:
-    """The race among some tokens."""
-    highest = scaled.max()
-    best, winner = np.float32(-1.0), 0
-    for i in range(token_ids.shape[0]):
-        token = token_ids[i]
-        words = _philox(np.uint32(token // 4), low, high, np.uint32(0), k0, k1)
-        ratio = exp(scaled[i] - highest) / _exponential(words[token % 4])
-        if ratio > best:
-            best, winner = ratio, token
-    return winner

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from twinpool.engine.batch import SequenceSlice
-from twinpool.engine.sampler import choose_tokens, greedy, sampling_rows
-from twinpool.kernels.batch_sampling import sample_rows
+from twinpool.engine.sampler import choose_tokens, sampling_rows
+from twinpool.kernels.batch_sampling import ROW, marks_of, sample_rows, sample_rows_reference
 from twinpool.kernels.sampling import (
     exponential_reference,
     filter_reference,
     philox_reference,
-    sample,
     sample_reference,
 )
 from twinpool.request import RequestKey, SamplingParams
@@ -43,6 +43,28 @@ FILTERS = [
     {"min_p": 1.0}, {"top_k": 40, "top_p": 0.8}, {"top_p": 0.9, "min_p": 0.05},
     {"top_k": 100, "top_p": 0.95, "min_p": 0.02},
 ]  # fmt: skip
+
+
+NO_MARKS = np.empty((0, 2), np.int32)
+
+
+def row(**fields: float) -> np.ndarray[Any, Any]:
+    """One row of what a batch is sampled by."""
+    made = np.zeros(1, ROW)
+    for name, value in ({"repetition": 1.0} | fields).items():
+        made[name] = value
+    return made
+
+
+def sample(
+    logits: torch.Tensor, temperature: float, top_k: int, top_p: float, min_p: float, seed: int, position: int
+) -> int:
+    """The token of a batch of one."""
+    names = ("temperature", "top_k", "top_p", "min_p", "seed", "position")
+    values = (temperature, top_k, top_p, min_p, seed % 2**64, position)
+    return int(
+        sample_rows(logits.unsqueeze(0).clone(), row(**dict(zip(names, values, strict=True))), NO_MARKS)
+    )
 
 
 def settings(**changes: float) -> dict[str, float]:
@@ -147,8 +169,12 @@ def test_a_token_does_not_depend_on_the_rest_of_the_batch() -> None:
 
 
 def test_greedy_takes_the_lowest_id_of_equal_logits() -> None:
-    assert greedy(torch.tensor([[0.0, 2.0, 2.0], [5.0, 5.0, 5.0]])) == [1, 0]
-    assert choose_tokens(torch.tensor([[0.0, 2.0, 2.0]]), [slice_of("a", 1, temperature=0.0)]) == [1]
+    piece = slice_of("a", 1, temperature=0.0)
+    assert choose_tokens(torch.tensor([[0.0, 2.0, 2.0], [5.0, 5.0, 5.0]]), [piece, piece]) == [1, 0]
+    many = torch.zeros(2, 3001)
+    many[0, [1777, 2999]] = 1.0
+    many[1, 3000] = 1.0  # beyond the last whole vector
+    assert choose_tokens(many, [piece, piece]) == [1777, 3000]
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -162,6 +188,40 @@ def test_banned_tokens_are_never_chosen_and_unknown_ones_ignored(temperature: fl
     assert choose_tokens(logits, [banned]) == [3]
 
 
+def test_a_whole_batch_gets_the_reference_s_tokens_whatever_its_rows_ask_for() -> None:
+    """Rows with all mixtures of filters, penalties and bans, ties in every second batch, lengths of no round number."""
+    draw = np.random.default_rng(4)
+    for trial, vocab_size in enumerate((5, 64, 211, 1003, 4099) * 4):
+        logits = torch.from_numpy(
+            draw.normal(size=(8, vocab_size)).astype(np.float32) * draw.choice([0.1, 1, 3, 8])
+        )
+        if trial % 2:
+            logits = (logits * 2).round() / 2
+        rows, marks = [], [NO_MARKS]
+        for number in range(8):
+            seen = draw.integers(0, vocab_size + 9, size=12).tolist()
+            marks.append(marks_of(seen[:5], seen[3:10], seen[10:] if number % 3 else ()))
+            end = sum(map(len, marks))
+            rows.append(row(
+                temperature=draw.choice([0, 0.3, 0.8, 1, 2.5]), top_k=draw.choice([0, 1, 7, 40, 1000]),
+                top_p=draw.choice([1, 0.95, 0.5, 0.01, 0.999]), min_p=draw.choice([0, 0, 0.02, 0.3, 1]),
+                repetition=draw.choice([1, 1.3]), presence=draw.choice([0, 0.5]), frequency=draw.choice([0, 0.25]),
+                first_mark=end - len(marks[-1]), end_mark=end,
+                seed=draw.integers(2**63), position=draw.integers(2**40),
+            ))  # fmt: skip
+        arrays = np.concatenate(rows), np.concatenate(marks)
+        wanted = sample_rows_reference(logits, arrays[0], torch.from_numpy(arrays[1])).tolist()
+        assert sample_rows(logits.clone(), *arrays).tolist() == wanted
+
+
+def test_rows_without_a_finite_logit_get_token_0_and_rows_may_lie_apart() -> None:
+    wide = torch.full((3, 40), float("-inf"))
+    wide[1, 7], wide[2] = 1.0, float("nan")
+    for temperature in (0.0, 1.0):
+        rows = np.concatenate([row(temperature=temperature, top_k=2, top_p=0.5)] * 3)
+        assert sample_rows(wide[:, 2:35], rows, NO_MARKS).tolist() == [0, 5, 0]
+
+
 def test_what_a_gpu_is_told_of_a_batch_gives_the_tokens_that_a_cpu_chooses() -> None:
     torch.manual_seed(6)
     logits = torch.randn(5, 97) * 2
@@ -173,7 +233,8 @@ def test_what_a_gpu_is_told_of_a_batch_gives_the_tokens_that_a_cpu_chooses() -> 
         banned = tuple(logits[row].topk(3).indices.tolist())
         slices[row] = dataclasses.replace(slices[row], banned_token_ids=(*banned, 1000))
     rows, marks = sampling_rows(slices)
-    assert sample_rows(logits.clone(), rows, marks).tolist() == choose_tokens(logits.clone(), slices)
+    wanted = sample_rows_reference(logits, rows, torch.from_numpy(marks)).tolist()
+    assert wanted == choose_tokens(logits, slices)
 
 
 def test_a_seed_may_be_any_64_bit_number() -> None:
