@@ -35,7 +35,8 @@ class StepTimes:
         elif num_prompt_tokens >= LEAST_CHUNK_TOKENS:
             if (pace := self.pace) is not None:
                 expected_s = pace.prompt_s(num_prompt_tokens, num_sequences, num_prompt_tokens)
-                self._overruns.append(seconds / expected_s)
+                if expected_s > 0:
+                    self._overruns.append(seconds / expected_s)
             self._chunks.append((num_sequences, num_prompt_tokens, seconds))
             self._largest_chunk = max(self._largest_chunk, num_prompt_tokens)
 
@@ -48,7 +49,9 @@ class StepTimes:
         mean_count, mean_s = fmean(counts), fmean(seconds)
         slope = linear_regression(counts, seconds).slope if min(counts) < max(counts) else 0.0
         sequence_s = min(max(0.0, slope), mean_s / mean_count)
-        base_s = mean_s - sequence_s * mean_count
+        base_s = max(
+            0.0, mean_s - sequence_s * mean_count
+        )  # a hair below 0 by rounding, which no message may carry
         beyond_s = sum(seconds - base_s - num * sequence_s for num, _, seconds in self._chunks)
         num_tokens = sum(tokens for _, tokens, _ in self._chunks)
         return StepPace(base_s, sequence_s, max(0.0, beyond_s) / num_tokens)

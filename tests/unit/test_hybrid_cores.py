@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import msgspec
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 from support.jobs import done as ended
 from support.jobs import job, messages, names
 
@@ -158,6 +161,17 @@ def test_step_times_are_a_straight_line_through_what_was_measured() -> None:
     assert pace.base_s == pytest.approx(0.010)
     assert pace.sequence_s == pytest.approx(0.002)
     assert pace.prompt_token_s == pytest.approx(0.001)
+
+
+@example([0.05, 0.009, 0.05, 0.48, 0.1, 0.02])
+@given(st.lists(st.floats(1e-4, 1.0), min_size=6, max_size=6))
+def test_whatever_steps_took_their_pace_can_be_told(took: list[float]) -> None:
+    times = StepTimes()
+    sizes = [(0, 64), (1, 0), (8, 0), (24, 0), (3, 64), (0, 16)]
+    for (num_sequences, num_prompt_tokens), seconds in zip(sizes, took, strict=True):
+        times.observe(num_sequences, num_prompt_tokens, seconds)
+    assert times.pace is not None
+    assert msgspec.convert(msgspec.to_builtins(times.pace), StepPace) == times.pace
 
 
 def test_chunks_fit_into_what_streams_leave_of_the_limit_and_grow_only_near_what_was_measured() -> None:
