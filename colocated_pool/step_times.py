@@ -49,9 +49,8 @@ class StepTimes:
         mean_count, mean_s = fmean(counts), fmean(seconds)
         slope = linear_regression(counts, seconds).slope if min(counts) < max(counts) else 0.0
         sequence_s = min(max(0.0, slope), mean_s / mean_count)
-        base_s = max(
-            0.0, mean_s - sequence_s * mean_count
-        )  # a hair below 0 by rounding, which no message may carry
+        # Rounding leaves a hair below 0, which no message may carry.
+        base_s = max(0.0, mean_s - sequence_s * mean_count)
         beyond_s = sum(seconds - base_s - num * sequence_s for num, _, seconds in self._chunks)
         num_tokens = sum(tokens for _, tokens, _ in self._chunks)
         return StepPace(base_s, sequence_s, max(0.0, beyond_s) / num_tokens)
