@@ -95,8 +95,8 @@ class ModelRunner:
         free_bytes = free_memory(device)
         kv_dtype = resolve_kv_dtype(config.kv_cache_dtype, dtype, device)
         layout = model_config.kv_layout(config.block_size, kv_dtype)
-        stored_bytes = sum(path.stat().st_size for path in weight_files(directory))
-        weight_bytes = stored_bytes * dtype.num_bytes // model_config.dtype.num_bytes
+        check_weights(config.weights, model_config, device)
+        weight_bytes = _weight_bytes(model_config, directory, dtype, config.weights)
         on_gpu = device.type == "cuda"
         size = pool_size(
             config, layout, max_model_len, free_bytes, weight_bytes,
@@ -104,12 +104,14 @@ class ModelRunner:
             mirror_bytes=free_host_memory() if on_gpu and spare_bytes else None,
         )  # fmt: skip
         with current(device):
-            model = _load_model(model_config, directory, max_model_len, dtype, device)
+            model = _load_model(model_config, directory, max_model_len, dtype, device, config.weights)
         num_spare = max(1, spare_bytes // layout.block_bytes) if spare_bytes else 0
         kv, memory = _lay_out(layout, size.num_blocks + num_spare, device, allocate, mirrored=num_spare > 0)
         name = fingerprint(model_config, directory)
         if kv_dtype is not dtype:
             name += f" in {dtype}"  # 8-bit KV does not tell what computed it
+        if config.weights == "int8":
+            name += " with int8 weights"
         return cls(model, model_config, layout, size, kv, memory, max_model_len, name, dtype)
 
     @torch.inference_mode()
@@ -269,9 +271,34 @@ def resolve_kv_dtype(name: str, dtype: Dtype, device: torch.device) -> Dtype:
     return dtype if name == "auto" else KV_CACHE_DTYPES[name]
 
 
+def check_weights(name: str, config: ModelConfig, device: torch.device) -> None:
+    """Checks that `device` runs this model with such weights.
+
+    Raises:
+        ConfigError: it does not.
+    """
+    if name == "auto":
+        return
+    require("--weights", name, device.type == "cpu", f"auto on {device.type}")
+    require("--weights", name, HAS_COMPILER, "auto without numba; install it for int8")
+    require("--weights", name, config.family is not None,
+            f"auto for {config.architecture}, which runs through transformers")  # fmt: skip
+
+
+def _weight_bytes(config: ModelConfig, directory: Path, dtype: Dtype, weights_format: str) -> int:
+    """What the weights take in memory."""
+    if weights_format == "int8":
+        from twinpool.engine.models.packed_weights import packed_bytes
+
+        return packed_bytes(config, getattr(torch, dtype.value), as_integers=True)
+    stored_bytes = sum(path.stat().st_size for path in weight_files(directory))
+    return stored_bytes * dtype.num_bytes // config.dtype.num_bytes
+
+
 def _load_model(
-    config: ModelConfig, directory: Path, max_model_len: int, compute_dtype: Dtype, device: torch.device
-) -> Model:
+    config: ModelConfig, directory: Path, max_model_len: int, compute_dtype: Dtype, device: torch.device,
+    weights_format: str,
+) -> Model:  # fmt: skip
     dtype: torch.dtype = getattr(torch, compute_dtype.value)
     if config.family is None:
         from twinpool.engine.models.foreign import (
@@ -283,7 +310,9 @@ def _load_model(
         if HAS_COMPILER and device.type == "cpu":
             from twinpool.engine.models.compiled_decoder import CompiledDecoder
 
-            return CompiledDecoder(config, weights, max_model_len, dtype)
+            return CompiledDecoder(
+                config, weights, max_model_len, dtype, as_integers=weights_format == "int8"
+            )
         from twinpool.engine.models.decoder import Decoder
 
         return Decoder(config, weights, max_model_len, device)

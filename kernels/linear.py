@@ -10,19 +10,24 @@ import torch
 import torch.nn.functional as F
 
 from twinpool.kernels.jit import compiled, exp, flat, load, runs_compiled, store
-from twinpool.kernels.tiles import MAX_ROWS, PANEL, WORD_BYTES, tile
+from twinpool.kernels.tiles import LANES, MAX_ROWS, PANEL, WORD_BYTES, tile, widen
 
 STORE, ADD, GATE = 0, 1, 2
 """What `multiply` does with a result y: out = y; out += y; out = silu(gate) · up, where y has both."""
 SUMS = MAX_ROWS * PANEL
-"""float32 elements of scratch that each rank of `multiply` needs."""
+"""float32 elements of scratch that each rank of `multiply` needs; `panel_scratch_size` more if weights are integers."""
+SCALES_BYTES = 4 * PANEL
+"""A panel of integers begins with a float32 scale for each of its columns."""
 NO_BIAS = -1
 _GATED = PANEL // 2
 _LINE_BYTES = 64
+_MOST = 127.0
 _BLOCK_WORDS = 1 << 17
 """Rows whose x is this much (512 KiB) go through a panel before the next panel: both then stay in the second cache."""
 _ROWS_TO_SHARE = 4 * MAX_ROWS
 """From so many rows per rank on, ranks share rows, evenly; below, panels, so that each weight is read by one rank."""
+_ROWS_TO_WIDEN = 4 * MAX_ROWS
+"""From so many rows on, words are made of a panel's integers once and kept; below, for each tile again in registers."""
 
 
 def linear_reference(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
@@ -51,7 +56,7 @@ class Linear:
         out = x.new_empty(x.shape[0], self._columns)
         x = F.pad(x, (0, padded(self._width, x.dtype) - self._width))
         multiply(
-            0, 1, flat(x), x.shape[1], x.shape[0], self._packed, 0, self._bias_at, self._columns, STORE,
+            0, 1, flat(x), x.shape[1], x.shape[0], self._packed, 0, self._packed, self._bias_at, self._columns, STORE,
             np.empty(SUMS, np.float32), flat(out), self._columns,
         )  # fmt: skip
         return out
@@ -63,9 +68,15 @@ def padded(width: int, dtype: torch.dtype) -> int:
     return -(-width // per_word) * per_word
 
 
-def packed_size(columns: int, width: int, dtype: torch.dtype) -> int:
-    """Elements of the packed form of a matrix [columns, width]."""
-    return -(-columns // PANEL) * PANEL * padded(width, dtype)
+def packed_size(columns: int, width: int, dtype: torch.dtype, *, as_integers: bool = False) -> int:
+    """Elements of the packed form of a matrix [columns, width]: of `dtype`, or of int8."""
+    panel = PANEL * padded(width, dtype) + (SCALES_BYTES if as_integers else 0)
+    return -(-columns // PANEL) * panel
+
+
+def panel_scratch_size(width: int, dtype: torch.dtype) -> int:
+    """float32 elements beside SUMS that a rank needs for integer weights of an inner dimension of up to `width`."""
+    return PANEL * padded(width, dtype) * dtype.itemsize // WORD_BYTES
 
 
 def pack(weight: torch.Tensor) -> torch.Tensor:
@@ -74,6 +85,33 @@ def pack(weight: torch.Tensor) -> torch.Tensor:
     per_word = WORD_BYTES // weight.dtype.itemsize
     whole = F.pad(weight, (0, -width % per_word, 0, -columns % PANEL))
     return whole.view(-1, PANEL, whole.shape[1] // per_word, per_word).transpose(1, 2).reshape(-1)
+
+
+def pack_integers(weight: torch.Tensor) -> torch.Tensor:
+    """`weight` [columns, width] rounded to int8, as panels, flat: each has its columns' scales and then their
+    integers. A column c of the matrix is about scale_c · integers; its largest element is ±127 · scale_c.
+    """
+    columns, width = weight.shape
+    per_word = WORD_BYTES // weight.dtype.itemsize
+    scales, integers = quantized(weight)
+    whole = F.pad(integers, (0, -width % per_word, 0, -columns % PANEL))
+    units = whole.shape[1] // per_word
+    if per_word == 1:
+        words = whole.view(-1, PANEL, units).transpose(1, 2)
+    else:  # [panel, two vectors, vector, four columns, column, word, element]: the order that `tiles` wants
+        apart = whole.view(-1, PANEL // (2 * LANES), 2, LANES // 4, 4, units, per_word)
+        words = apart.permute(0, 5, 1, 3, 2, 4, 6)
+    rows = F.pad(scales, (0, -columns % PANEL)).view(-1, PANEL).view(torch.int8)
+    return torch.cat((rows, words.flatten(1)), dim=1).flatten()
+
+
+def quantized(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """For each row of `weight` [columns, width]: its float32 scale, and its elements over that as int8 of -127 to 127,
+    the nearest."""
+    largest = torch.maximum(weight.amax(1), -weight.amin(1)).float()
+    scales = largest / _MOST
+    inverse = torch.where(largest > 0, _MOST / largest, 0.0)
+    return scales, (weight.float() * inverse[:, None]).round_().to(torch.int8)
 
 
 def pack_bias(bias: torch.Tensor) -> torch.Tensor:
@@ -93,7 +131,7 @@ def aligned(size: int, dtype: torch.dtype) -> np.ndarray[Any, Any]:
 
     NumPy asks the system for huge pages from 4 MiB on: measured, one row then reads its weights twice as fast.
     """
-    kind = np.uint16 if dtype is torch.bfloat16 else np.float32
+    kind = {torch.bfloat16: np.uint16, torch.int8: np.int8}.get(dtype, np.float32)
     room = np.empty(size + _LINE_BYTES, kind)
     first = -room.ctypes.data % _LINE_BYTES // room.itemsize
     return room[first : first + size]
@@ -101,18 +139,20 @@ def aligned(size: int, dtype: torch.dtype) -> np.ndarray[Any, Any]:
 
 @compiled
 def multiply(
-    rank: Any, size: Any, x: Any, x_stride: Any, num_rows: Any, weights: Any, at: Any, bias_at: Any, columns: Any,
-    kind: Any, sums: Any, out: Any, out_stride: Any,
+    rank: Any, size: Any, x: Any, x_stride: Any, num_rows: Any, weights: Any, at: Any, biases: Any, bias_at: Any,
+    columns: Any, kind: Any, sums: Any, out: Any, out_stride: Any,
 ) -> None:  # fmt: skip
     """Rank `rank`'s share of y = x · weightᵀ + bias; in the end `size` of them have done all of it.
 
-    `x` [num_rows, x_stride], flat, has rows of whole words. In the flat `weights` a packed matrix begins at `at` and
-    its bias at `bias_at`, if that is not NO_BIAS. Of `out` [num_rows, out_stride], flat, `columns` are written. `sums`
-    is scratch: SUMS float32 per rank.
+    `x` [num_rows, x_stride], flat, has rows of whole words. In the flat `weights` a packed matrix begins at `at`, in
+    the flat `biases` its bias at `bias_at`, if that is not NO_BIAS. Of `out` [num_rows, out_stride], flat, `columns`
+    are written. `sums` is scratch: as many float32 for each rank, SUMS at least.
     """
     units = x_stride * x.itemsize // WORD_BYTES
+    panel_size = PANEL * x_stride + (SCALES_BYTES if weights.itemsize == 1 else 0)
     per_panel = _GATED if kind == GATE else PANEL
     num_panels = (columns + per_panel - 1) // per_panel
+    own = sums[rank * (sums.shape[0] // size) : (rank + 1) * (sums.shape[0] // size)]
     first_row, end_row, first_panel, end_panel = 0, num_rows, 0, num_panels
     if num_rows >= size * _ROWS_TO_SHARE:
         first_row, end_row = num_rows * rank // size, num_rows * (rank + 1) // size
@@ -121,21 +161,51 @@ def multiply(
     block_rows = max(_BLOCK_WORDS // units, MAX_ROWS)
     for block in range(first_row, end_row, block_rows):
         rows = min(block_rows, end_row - block)
-        num_tiles = (rows + MAX_ROWS - 1) // MAX_ROWS
         for panel in range(first_panel, end_panel):
             width = min(per_panel, columns - panel * per_panel)
             bias = bias_at + panel * PANEL if bias_at != NO_BIAS else NO_BIAS
-            for number in range(num_tiles):
-                row = block + rows * number // num_tiles
-                height = block + rows * (number + 1) // num_tiles - row
-                _tile(
-                    height, x, row * x_stride, x_stride, weights, at + panel * PANEL * x_stride, units, sums,
-                    rank * SUMS,
-                )  # fmt: skip
-                _finish(
-                    height, sums, rank * SUMS, weights, bias, kind, out, row * out_stride + panel * per_panel,
-                    out_stride, width,
-                )  # fmt: skip
+            _multiply_panel(
+                rows, x, block * x_stride, x_stride, weights, at + panel * panel_size, units, biases, bias, kind, own,
+                out, block * out_stride + panel * per_panel, out_stride, width,
+            )  # fmt: skip
+
+
+@compiled
+def _multiply_panel(
+    rows: Any, x: Any, x_at: Any, x_stride: Any, weights: Any, at: Any, units: Any, biases: Any, bias_at: Any,
+    kind: Any, sums: Any, out: Any, out_at: Any, out_stride: Any, width: Any,
+) -> None:  # fmt: skip
+    """`rows` rows of x times the panel that begins at weights[at]."""
+    first = at + (SCALES_BYTES if weights.itemsize == 1 else 0)
+    scales = weights[at:first].view(np.float32)
+    if weights.itemsize == 1 and rows >= _ROWS_TO_WIDEN:
+        words = sums[SUMS:].view(x.dtype)
+        widen(weights, first, units, words, 0)
+        _multiply_rows(
+            rows, x, x_at, x_stride, words, 0, units, scales, biases, bias_at, kind, sums, out, out_at, out_stride,
+            width,
+        )  # fmt: skip
+    else:
+        _multiply_rows(
+            rows, x, x_at, x_stride, weights, first, units, scales, biases, bias_at, kind, sums, out, out_at,
+            out_stride, width,
+        )  # fmt: skip
+
+
+@compiled
+def _multiply_rows(
+    rows: Any, x: Any, x_at: Any, x_stride: Any, weights: Any, at: Any, units: Any, scales: Any, biases: Any,
+    bias_at: Any, kind: Any, sums: Any, out: Any, out_at: Any, out_stride: Any, width: Any,
+) -> None:  # fmt: skip
+    """As `_multiply_panel`, in tiles; `scales` of the panel's columns, or none."""
+    num_tiles = (rows + MAX_ROWS - 1) // MAX_ROWS
+    for number in range(num_tiles):
+        row = rows * number // num_tiles
+        height = rows * (number + 1) // num_tiles - row
+        _tile(height, x, x_at + row * x_stride, x_stride, weights, at, units, sums, 0)
+        _finish(
+            height, sums, scales, biases, bias_at, kind, out, out_at + row * out_stride, out_stride, width
+        )
 
 
 @compiled
@@ -158,16 +228,19 @@ def _tile(
 
 @compiled
 def _finish(
-    height: Any, sums: Any, sums_at: Any, weights: Any, bias_at: Any, kind: Any, out: Any, at: Any, stride: Any,
+    height: Any, sums: Any, scales: Any, biases: Any, bias_at: Any, kind: Any, out: Any, at: Any, stride: Any,
     width: Any,
 ) -> None:  # fmt: skip
-    """Adds the bias to a tile's sums and puts the first `width` results of each row where they belong."""
+    """Scales a tile's sums, adds the bias and puts the first `width` results of each row where they belong."""
     for row in range(height):
-        line = sums[sums_at + row * PANEL : sums_at + (row + 1) * PANEL]
+        line = sums[row * PANEL : (row + 1) * PANEL]
         target = out[at + row * stride : at + row * stride + width]
+        if scales.shape[0] != 0:
+            for i in range(PANEL):
+                line[i] *= scales[i]
         if bias_at != NO_BIAS:
             for i in range(PANEL):
-                line[i] += load(weights, bias_at + i)
+                line[i] += load(biases, bias_at + i)
         if kind == GATE:
             for i in range(width):
                 gate = line[i]

@@ -219,7 +219,7 @@ class IncomingLinks:
         if hello.fingerprint != self._pool.fingerprint:
             raise LayoutMismatch(
                 f"{hello.worker_id} runs model {hello.fingerprint}, {self._settings.end.worker_id} runs "
-                f"{self._pool.fingerprint}; start both with the same model files"
+                f"{self._pool.fingerprint}; start both with the same model files, --weights and --kv-cache-dtype"
             )
         compatible(self._pool.region.layout, hello.layout)
 

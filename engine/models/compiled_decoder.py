@@ -15,7 +15,7 @@ from twinpool.engine.models.stack import Buffers, Shape, Step, Tables, run_layer
 from twinpool.engine.weights import Weights
 from twinpool.kernels.attention_cpu import scratch_size
 from twinpool.kernels.jit import flat
-from twinpool.kernels.linear import SUMS, aligned, padded
+from twinpool.kernels.linear import SUMS, aligned, padded, panel_scratch_size
 from twinpool.kernels.paged_attention import PagedBatch
 from twinpool.kernels.team import Team
 
@@ -30,16 +30,21 @@ class CompiledDecoder:
     """
 
     def __init__(
-        self, config: ModelConfig, weights: Weights, max_model_len: int, dtype: torch.dtype, team: Team | None = None
+        self, config: ModelConfig, weights: Weights, max_model_len: int, dtype: torch.dtype, team: Team | None = None,
+        *, as_integers: bool = False,
     ) -> None:  # fmt: skip
-        """Reads and packs all weights; `dtype` is theirs.
+        """Reads and packs all weights; `dtype` is theirs. `as_integers`: the layers' matrices are rounded to int8.
 
         Raises:
             ModelError: a tensor is absent or has another shape than config.json says.
         """
         self._config = config
         self._dtype = dtype
-        self._weights = pack_weights(config, weights, dtype)
+        self._weights = pack_weights(config, weights, dtype, as_integers=as_integers)
+        self._sums_size = SUMS
+        if as_integers:
+            widest = max(config.hidden_size, config.num_heads * config.head_dim, config.intermediate_size)
+            self._sums_size += panel_scratch_size(widest, dtype)
         cos, sin = rope_tables(config, max_model_len)
         self._tables = Tables(flat(cos), flat(sin))
         self._shape = Shape(
@@ -112,5 +117,5 @@ class CompiledDecoder:
         return Buffers(
             residual=room(shape.hidden), normed=room(shape.hidden), qkv=room(query_size + 2 * kv_size),
             attended=room(query_size), gated=room(shape.inner), logits=aligned(rows * shape.vocab, torch.float32),
-            sums=aligned(size * SUMS, torch.float32), scratch=aligned(size * scratch, torch.float32),
+            sums=aligned(size * self._sums_size, torch.float32), scratch=aligned(size * scratch, torch.float32),
         )  # fmt: skip

@@ -109,7 +109,7 @@ def run_layers(
             meet(size, gate)
             multiply(
                 rank, size, buffers.normed, _stride(shape.hidden, weights.flat), num_rows, weights.flat,
-                weights.head, NO_BIAS, shape.vocab, STORE, buffers.sums, buffers.logits, shape.vocab,
+                weights.head, weights.flat, NO_BIAS, shape.vocab, STORE, buffers.sums, buffers.logits, shape.vocab,
             )  # fmt: skip
 
 
@@ -161,8 +161,8 @@ def _write_kv(
     _norm(rank, size, num_tokens, shape, packed, parts[layer, Part.INPUT_NORM], buffers)
     meet(size, gate)
     multiply(
-        rank, size, buffers.normed, _stride(shape.hidden, packed), num_tokens, packed, parts[layer, Part.QKV],
-        parts[layer, Part.QKV_BIAS], width, STORE, buffers.sums, buffers.qkv, width,
+        rank, size, buffers.normed, _stride(shape.hidden, packed), num_tokens, weights.matrices,
+        parts[layer, Part.QKV], packed, parts[layer, Part.QKV_BIAS], width, STORE, buffers.sums, buffers.qkv, width,
     )  # fmt: skip
     meet(size, gate)
     first, end = num_tokens * rank // size, num_tokens * (rank + 1) // size
@@ -196,20 +196,21 @@ def _feed(
     packed, parts, sums = weights.flat, weights.parts, buffers.sums
     stride = _stride(shape.hidden, packed)
     multiply(
-        rank, size, buffers.attended, shape.num_heads * shape.head_dim, num_rows, packed, parts[layer, Part.OUTPUT],
-        parts[layer, Part.OUTPUT_BIAS], shape.hidden, ADD, sums, buffers.residual, stride,
+        rank, size, buffers.attended, shape.num_heads * shape.head_dim, num_rows, weights.matrices,
+        parts[layer, Part.OUTPUT], packed, parts[layer, Part.OUTPUT_BIAS], shape.hidden, ADD, sums, buffers.residual,
+        stride,
     )  # fmt: skip
     meet(size, gate)
     _norm(rank, size, num_rows, shape, packed, parts[layer, Part.FEED_NORM], buffers)
     meet(size, gate)
     inner = _stride(shape.inner, packed)
     multiply(
-        rank, size, buffers.normed, stride, num_rows, packed, parts[layer, Part.GATE_UP],
+        rank, size, buffers.normed, stride, num_rows, weights.matrices, parts[layer, Part.GATE_UP], packed,
         parts[layer, Part.GATE_UP_BIAS], shape.inner, GATE, sums, buffers.gated, inner,
     )  # fmt: skip
     meet(size, gate)
     multiply(
-        rank, size, buffers.gated, inner, num_rows, packed, parts[layer, Part.DOWN], parts[layer, Part.DOWN_BIAS],
-        shape.hidden, ADD, sums, buffers.residual, stride,
+        rank, size, buffers.gated, inner, num_rows, weights.matrices, parts[layer, Part.DOWN], packed,
+        parts[layer, Part.DOWN_BIAS], shape.hidden, ADD, sums, buffers.residual, stride,
     )  # fmt: skip
     meet(size, gate)

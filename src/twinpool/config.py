@@ -97,7 +97,8 @@ class EngineConfig:
     """One worker's engine.
 
     `model_dir` holds config.json, safetensors and tokenizer (what `engine.model_files.resolve` returns). `dtype` is
-    "auto" or a type to compute in, `kv_cache_dtype` "auto" (the same) or one of `KV_CACHE_DTYPES`. `num_blocks` fixes
+    "auto" or a type to compute in, `kv_cache_dtype` "auto" (the same) or one of `KV_CACHE_DTYPES`. `weights`
+    are held in `dtype` ("auto"), or the layers' matrices in "int8". `num_blocks` fixes
     the KV pool's size; None takes `kv_memory_fraction` of the memory that is free on the device when the worker starts,
     shared by `workers_on_host` workers, on a GPU by the `workers_on_device` of them that use the same one.
     `max_model_len` None is the model's own context. `threads` bounds the CPU threads of the model, `cpu_cores` are the
@@ -120,12 +121,14 @@ class EngineConfig:
     step_timeout_s: float = 60.0
     enforce_eager: bool = False
     kv_cache_dtype: str = "auto"
+    weights: str = "auto"
 
     def __post_init__(self) -> None:
         require("--dtype", self.dtype, self.dtype in ("auto", "float32", "bfloat16", "float16"),
                 "auto, float32, bfloat16, float16")  # fmt: skip
         require("--kv-cache-dtype", self.kv_cache_dtype, self.kv_cache_dtype in ("auto", "fp8", "int8"),
                 "auto, fp8, int8")  # fmt: skip
+        require("--weights", self.weights, self.weights in ("auto", "int8"), "auto, int8")
         require(
             "--block-size", self.block_size, self.block_size in (8, 16, 32, 64, 128), "8, 16, 32, 64, 128"
         )

@@ -12,7 +12,9 @@ from twinpool.engine.model_config import ModelConfig, RopeConfig
 from twinpool.engine.models import ignore_layer
 from twinpool.engine.models.compiled_decoder import CompiledDecoder
 from twinpool.engine.models.decoder import Decoder
+from twinpool.engine.models.packed_weights import pack_weights, packed_bytes
 from twinpool.engine.weights import Weights
+from twinpool.kernels.linear import quantized
 from twinpool.kernels.paged_attention import PagedBatch
 from twinpool.kernels.team import Team
 from twinpool.layout import Dtype
@@ -44,6 +46,17 @@ class RandomWeights(Weights):
         generator = torch.Generator().manual_seed(sum(name.encode()) * 31 + len(name))
         spread, middle = (0.3, 1.0) if name.endswith("norm.weight") else (shape[-1] ** -0.5, 0.0)
         return (torch.randn(shape, generator=generator) * spread + middle).to(self._dtype)
+
+
+class RoundedWeights(RandomWeights):
+    """Those, with the layers' matrices rounded as int8 weights are."""
+
+    def get(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        tensor = super().get(name, shape)
+        if tensor.dim() == 1 or "layers" not in name:
+            return tensor
+        scales, integers = quantized(tensor)
+        return (integers * scales[:, None]).to(self._dtype)
 
 
 def batch_of(lengths: list[tuple[int, int]]) -> tuple[torch.Tensor, PagedBatch]:
@@ -85,6 +98,22 @@ def test_logits_and_kv_are_those_of_single_operations(
     assert layers == [0, 1, 2]
     assert (found - wanted).norm() <= tolerance * wanted.norm()
     assert (kv.float() - wanted_kv.float()).norm() <= tolerance * wanted_kv.float().norm()
+
+
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS.keys())
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-4), (torch.bfloat16, 0.03)])
+def test_int8_weights_give_the_logits_of_the_weights_that_they_stand_for(
+    config: ModelConfig, dtype: torch.dtype, tolerance: float
+) -> None:
+    token_ids, batch = batch_of(LENGTHS)
+    rows = torch.arange(len(token_ids))
+    whole = Decoder(config, RoundedWeights(dtype), 128, torch.device("cpu"))
+    wanted = whole.logits(whole.forward(token_ids, batch, pool_for(config, dtype), rows, ignore_layer))
+    decoder = CompiledDecoder(config, RandomWeights(dtype), 128, dtype, Team(2), as_integers=True)
+    found = decoder.forward(token_ids, batch, pool_for(config, dtype), rows, ignore_layer)
+    assert (found - wanted).norm() <= tolerance * wanted.norm()
+    packed = pack_weights(config, RandomWeights(dtype), dtype, as_integers=True)
+    assert packed_bytes(config, dtype, as_integers=True) == packed.flat.nbytes + packed.matrices.nbytes
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

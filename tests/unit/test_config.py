@@ -27,6 +27,7 @@ HUGE = 10**20
     ("config", "field", "flag", "values"),
     [
         (EngineConfig, "kv_cache_dtype", "--kv-cache-dtype", ("", "int4", "bfloat16")),
+        (EngineConfig, "weights", "--weights", ("", "int4", "fp8")),
         (EngineConfig, "device", "--device", ("", "gpu", "cuda:", "cuda:-1", "cuda:x")),
         (EngineConfig, "num_blocks", "--num-blocks", (-1, 0, 1, HUGE)),
         (EngineConfig, "kv_memory_fraction", "--kv-memory-fraction", (-1.0, 0.0, 1.0, nan, inf)),

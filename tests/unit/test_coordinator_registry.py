@@ -39,6 +39,7 @@ def driver() -> CoreDriver:
     ("changes", "mine", "theirs"),
     [
         ({"fingerprint": "model-2"}, "fingerprint model-2", "model-1"),
+        ({"fingerprint": "model-1 with int8 weights"}, "fingerprint model-1 with int8 weights", "has model-1;"),
         ({"layout": replace(LAYOUT, dtype=Dtype.BFLOAT16)}, "dtype bfloat16", "float32"),
         ({"layout": replace(LAYOUT, block_size=32)}, "block size 32", "16"),
         ({"layout": replace(LAYOUT, num_kv_heads=4)}, "num_kv_heads=4", "num_kv_heads=1"),

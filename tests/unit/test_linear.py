@@ -14,7 +14,18 @@ import torch.nn.functional as F
 
 from twinpool.kernels import linear
 from twinpool.kernels.jit import flat
-from twinpool.kernels.linear import Linear, interleaved, linear_reference, multiply, pack, pack_bias
+from twinpool.kernels.linear import (
+    Linear,
+    interleaved,
+    linear_reference,
+    multiply,
+    pack,
+    pack_bias,
+    pack_integers,
+    padded,
+    panel_scratch_size,
+    quantized,
+)
 
 DTYPES = [torch.float32, torch.bfloat16]
 # Sums of at most 200 products of about 1, in another order than torch's; bfloat16 then rounds by up to 2⁻⁸ of about 40.
@@ -65,8 +76,8 @@ def test_ranks_together_do_what_one_does(rows: int, size: int, dtype: torch.dtyp
     sums = np.empty(size * linear.SUMS, np.float32)
     for rank in range(size):
         multiply(
-            rank, size, flat(x), 48, rows, flat(packed), 0, 3 * linear.PANEL * 48, 150, linear.ADD, sums, flat(room),
-            160,
+            rank, size, flat(x), 48, rows, flat(packed), 0, flat(packed), 3 * linear.PANEL * 48, 150, linear.ADD, sums,
+            flat(room), 160,
         )  # fmt: skip
     torch.testing.assert_close(room, wanted, **TOLERANCE[dtype])
 
@@ -78,9 +89,9 @@ def test_gate_and_up_become_one_product_in_the_same_pass(has_bias: bool, dtype: 
     x, gate, up = (random(*shape, dtype=dtype) for shape in ((rows, width), (inner, width), (inner, width)))
     biases = [random(inner, dtype=dtype) for _ in range(2)]
     parts = [pack(interleaved(gate, up))] + ([pack_bias(interleaved(*biases))] if has_bias else [])
-    out = x.new_empty(rows, inner)
+    out, packed = x.new_empty(rows, inner), flat(torch.cat(parts))
     multiply(
-        0, 1, flat(x), width, rows, flat(torch.cat(parts)), 0, len(parts[0]) if has_bias else linear.NO_BIAS, inner,
+        0, 1, flat(x), width, rows, packed, 0, packed, len(parts[0]) if has_bias else linear.NO_BIAS, inner,
         linear.GATE, np.empty(linear.SUMS, np.float32), flat(out), inner,
     )  # fmt: skip
     gates, ups = (
@@ -90,15 +101,59 @@ def test_gate_and_up_become_one_product_in_the_same_pass(has_bias: bool, dtype: 
     torch.testing.assert_close(out, (F.silu(gates) * ups).to(dtype), **TOLERANCE[dtype])
 
 
+def times_integers(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """x · weightᵀ + bias with `weight` rounded to int8."""
+    columns, width = weight.shape
+    out = x.new_empty(len(x), columns)
+    x = F.pad(x, (0, padded(width, x.dtype) - width))
+    sums = np.empty(linear.SUMS + panel_scratch_size(width, x.dtype), np.float32)
+    biases = flat(x.new_zeros(1) if bias is None else pack_bias(bias))
+    multiply(
+        0, 1, flat(x), x.shape[1], len(x), pack_integers(weight).numpy(), 0, biases,
+        linear.NO_BIAS if bias is None else 0, columns, linear.STORE, sums, flat(out), columns,
+    )  # fmt: skip
+    return out
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("columns", "width"), [(1, 1), (33, 71), (200, 129)])
+def test_a_product_with_integers_is_one_with_what_they_stand_for(
+    columns: int, width: int, dtype: torch.dtype
+) -> None:
+    """One row is zero, one has a single large element: the scales are the rows' own."""
+    weight, bias = random(columns, width, dtype=dtype), random(columns, dtype=dtype)
+    weight[columns // 2] = 0
+    weight[-1, 0] = 100
+    scales, integers = quantized(weight)
+    assert ((integers * scales[:, None] - weight.float()).abs() <= 0.5001 * scales[:, None]).all()
+    for rows in (0, 1, 2, 5, 6, 7, 23, 24, 70):
+        x = random(rows, width, dtype=dtype)
+        for added in (None, bias):
+            wanted = linear_reference(x.float(), integers * scales[:, None], added).to(dtype)
+            torch.testing.assert_close(times_integers(x, weight, added), wanted, **TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_row_times_integers_is_the_same_to_the_bit_in_every_batch(dtype: torch.dtype) -> None:
+    x, weight = random(60, 576, dtype=dtype), random(70, 576, dtype=dtype)
+    alone = torch.cat([times_integers(row, weight) for row in x.split(1)])
+    for rows in (2, 3, 5, 6, 7, 23, 24, 60):
+        assert torch.equal(times_integers(x[:rows], weight), alone[:rows])
+
+
 _ON_A_LESSER_PROCESSOR = """
 import torch
-from twinpool.kernels.linear import Linear, linear_reference
+from twinpool.kernels.linear import Linear, linear_reference, quantized
+from unit.test_linear import times_integers
 torch.manual_seed(0)
 for dtype, tolerance in ((torch.float32, 1e-4), (torch.bfloat16, 2**-7)):
     weight, x = torch.randn(70, 99).to(dtype), torch.randn(13, 99).to(dtype)
     packed = Linear(weight)
     torch.testing.assert_close(packed(x), linear_reference(x, weight), rtol=tolerance, atol=1e-2)
     assert torch.equal(packed(x)[5:6], packed(x[5:6]))
+    scales, integers = quantized(weight)
+    wanted = linear_reference(x.float(), integers * scales[:, None]).to(dtype)
+    torch.testing.assert_close(times_integers(x, weight), wanted, rtol=tolerance, atol=1e-2)
 """
 
 
@@ -108,7 +163,8 @@ for dtype, tolerance in ((torch.float32, 1e-4), (torch.bfloat16, 2**-7)):
 @pytest.mark.parametrize("features", ["+avx,+avx2,+fma,+f16c,+bmi2", "+sse2"])
 def test_a_processor_without_bfloat16_or_wide_vectors_gives_the_same(features: str) -> None:
     environment = os.environ | {"NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": features}
-    environment["PYTHONPATH"] = str(Path(linear.__file__).parents[1] / "src")
+    root = Path(__file__).resolve().parents[2]
+    environment["PYTHONPATH"] = f"{root / 'src'}{os.pathsep}{root / 'tests'}"
     done = subprocess.run(
         [sys.executable, "-c", _ON_A_LESSER_PROCESSOR],
         env=environment,

@@ -50,6 +50,9 @@ _ENGINE = (
     Flag("--kv-cache-dtype", EngineConfig, "kv_cache_dtype", "NAME",
          "auto, fp8 or int8: KV as the model computes (auto) or in 8 bits, on a GPU only; half the memory and traffic, "
          "other tokens now and then"),
+    Flag("--weights", EngineConfig, "weights", "NAME",
+         "auto or int8: as the model computes (auto), or the layers' matrices in 8 bits, on a CPU only; up to four "
+         "streams run faster, larger batches slower, and tokens are others now and then"),
     Flag("--device", EngineConfig, "device", "NAME", "auto, cpu, cuda or cuda:N"),
     Flag("--block-size", EngineConfig, "block_size", "TOKENS", "token slots per KV block", int),
     Flag("--num-blocks", EngineConfig, "num_blocks", "N",
