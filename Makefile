@@ -1,6 +1,6 @@
 # `make help` lists what there is. Everything runs in .venv, which `make setup` creates.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test explore check lint types gpu-compile imports format serve soak chaos storm overload canary bench bench-check bench-baseline targets clean
+.PHONY: help setup demo test explore check lint types gpu-compile imports format serve soak chaos storm overload canary bench bench-check bench-baseline quality targets clean
 PYTHON_BIN := .venv/bin/python
 export HF_HUB_OFFLINE ?= 1
 
@@ -63,6 +63,9 @@ bench-check: setup ## measure: is a part further from its floor than the stored 
 
 bench-baseline: setup ## measure: renew the baseline of this class of machines (3 minutes)
 	@.venv/bin/twinpool bench engine --quick --renew bench/baseline.json $(ARGS)
+
+quality: setup ## measure: what bfloat16 and int8 weights cost in perplexity and in greedy answers (1 minute)
+	@$(PYTHON_BIN) -m twinpool.bench.engine.quality $(ARGS)
 
 targets: setup ## measure: all targets of speed in one table, whole servers included (5 minutes)
 	@$(PYTHON_BIN) -m twinpool.bench.targets $(ARGS)
