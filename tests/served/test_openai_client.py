@@ -66,3 +66,14 @@ def test_the_process_list_shows_the_roles(server: Server) -> None:
         "twinpool worker --role decode",
         "twinpool worker --role prefill",
     ]
+
+
+def test_int8_weights_give_the_known_answer_too(tmp_path: Path) -> None:
+    """Both pools agree on the rounded weights, and hand over."""
+    with serving(tmp_path, "--prefill", "1", "--decode", "1", "--weights", "int8") as server:
+        with openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0) as client:
+            answer = client.chat.completions.create(
+                model=MODEL, messages=QUESTION, temperature=0, max_completion_tokens=30
+            )
+        assert answer.choices[0].message.content == "The capital of France is Paris."
+        server.wait_until_empty()
