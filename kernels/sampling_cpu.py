@@ -138,23 +138,27 @@ def _race(scaled: Any, likeliest: Any, border: Any, end: Any, row: Any) -> Any:
         floor = max(floor, np.float32(lowest))
     words = _philox(np.uint32(likeliest // QUAD), place_low, place_high, np.uint32(0), key_low, key_high)
     best, winner = np.float32(1.0) / _exponential(words[likeliest % QUAD]), likeliest
-    group = 0
+    group, found = 0, np.empty(GROUP // LANES, np.int64)
     while True:
         group = next_group(
-            scaled, group, num_groups, floor, top, best * np.float32(_SLACK), key_low, key_high, place_low, place_high
+            scaled, group, num_groups, floor, top, best * np.float32(_SLACK), key_low, key_high, place_low, place_high,
+            found,
         )  # fmt: skip
         if group == num_groups:
             return winner
-        for quad in range(group * LANES, (group + 1) * LANES):
-            words = _philox(np.uint32(quad), place_low, place_high, np.uint32(0), key_low, key_high)
-            for i in range(QUAD):
-                token = quad * QUAD + i
-                x = scaled[token]
-                weight = exp(x - top)
-                if (x > border or (x == border and token < end)) and weight >= row.min_p:
-                    ratio = weight / _exponential(words[i])
-                    if ratio > best or (ratio == best and token < winner):
-                        best, winner = ratio, token
+        for i in range(GROUP):
+            if found[i // LANES] >> (i % LANES) & 1 == 0:
+                continue
+            token = group * GROUP + i
+            x = scaled[token]
+            weight = exp(x - top)
+            if (x > border or (x == border and token < end)) and weight >= row.min_p:
+                words = _philox(
+                    np.uint32(token // QUAD), place_low, place_high, np.uint32(0), key_low, key_high
+                )
+                ratio = weight / _exponential(words[i % QUAD])
+                if ratio > best or (ratio == best and token < winner):
+                    best, winner = ratio, token
         group += 1
 
 

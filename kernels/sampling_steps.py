@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from twinpool.kernels.compiler import cgutils, intrinsic, ir, types
-from twinpool.kernels.lanes import FLOATS, I64, LANES, LOG2_E, UNITS, Emitter
+from twinpool.kernels.compiler import intrinsic, ir, types
+from twinpool.kernels.lanes import FLOATS, I64, LANES, LOG2_E, UNITS, Emitter, cgutils
 from twinpool.kernels.sampling import KEY_STEPS, MULTIPLIERS, ROUNDS
 
 QUAD = 4
@@ -25,14 +25,14 @@ _LEAST_EXPONENT = -87.0
 
 def _next_group(
     typing_context: Any, values: Any, first: Any, end: Any, floor: Any, top: Any, best: Any, key_low: Any,
-    key_high: Any, place_low: Any, place_high: Any,
+    key_high: Any, place_low: Any, place_high: Any, found: Any,
 ) -> Any:  # fmt: skip
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         emitter = Emitter(context, builder, signature, args, is_bf16=False)
         least, peak, lead = (emitter.splat(arg) for arg in args[3:6])
         keys = [_round_keys(emitter, key, step) for key, step in zip(args[6:8], KEY_STEPS, strict=True)]
         place = [emitter.splat(builder.zext(word, I64)) for word in args[8:10]]
-        found = cgutils.alloca_once_value(builder, args[2])
+        group = cgutils.alloca_once_value(builder, args[2])
         with cgutils.for_range(builder, args[2], start=args[1], intp=I64) as loop:
             rows = [
                 emitter.load(emitter.address(0, (GROUP, loop.index), LANES * i), FLOATS) for i in range(QUAD)
@@ -49,12 +49,15 @@ def _next_group(
                     )
                     beats.append(builder.and_(runner, faster))
                 with builder.if_then(_any(builder, beats), likely=False):
-                    builder.store(loop.index, found)
+                    for i, beat in enumerate(beats):
+                        mask = builder.bitcast(beat, ir.IntType(LANES))
+                        emitter.store(builder.zext(mask, I64), emitter.address(10, i), 8)
+                    builder.store(loop.index, group)
                     loop.do_break()
-        return builder.load(found)
+        return builder.load(group)
 
     floats, words = (types.float32,) * 3, (types.uint32,) * 4
-    return types.int64(values, types.int64, types.int64, *floats, *words), generate
+    return types.int64(values, types.int64, types.int64, *floats, *words, found), generate
 
 
 def _round_keys(emitter: Emitter, key: Any, step: int) -> list[Any]:
@@ -81,11 +84,11 @@ def _noise_bits(emitter: Emitter, group: Any, place: list[Any], keys: list[list[
         c0 = builder.xor(builder.xor(builder.lshr(product1, half), c1), key_low)
         c2 = builder.xor(builder.xor(builder.lshr(product0, half), c3), key_high)
         c1, c3 = product1, product0
-    pairs = [builder.or_(builder.and_(a, low), builder.shl(b, half)) for a, b in ((c0, c1), (c2, c3))]
+    front, back = (builder.or_(builder.and_(a, low), builder.shl(b, half)) for a, b in ((c0, c1), (c2, c3)))
     orders = [
         [i + side * LANES for i in range(at, at + QUAD) for side in (0, 1)] for at in range(0, LANES, QUAD)
     ]
-    return [builder.bitcast(emitter.shuffle(*pairs, order), UNITS) for order in orders]
+    return [builder.bitcast(emitter.shuffle(front, back, order), UNITS) for order in orders]
 
 
 def _one_minus_uniform(emitter: Emitter, bits: Any) -> Any:
@@ -120,23 +123,26 @@ def _masses(
         emitter = Emitter(context, builder, signature, args, is_bf16=False)
         least, peak, mine, own_id = (emitter.splat(arg) for arg in args[2:6])
         zero = ir.Constant(doubles, [0.0] * LANES)
+        numbers = ir.Constant(ir.VectorType(I64, LANES), list(range(LANES)))
         totals = [cgutils.alloca_once_value(builder, zero) for _ in range(2)]
         with emitter.range(args[1]) as i:
             x = emitter.load(emitter.address(0, (LANES, i)), FLOATS)
             weighs = builder.fcmp_ordered(">=", x, least)
             with builder.if_then(_any(builder, [weighs])):
                 weight = emitter.power_of_two(builder.fmul(builder.fsub(x, peak), emitter.constant(LOG2_E)))
-                ids = builder.add(
-                    emitter.splat(builder.mul(i, I64(LANES))),
-                    ir.Constant(ir.VectorType(I64, LANES), list(range(LANES))),
-                )
-                is_equal = builder.fcmp_ordered("==", x, mine)
-                tied = builder.and_(is_equal, builder.icmp_signed("<", ids, own_id))
-                before = builder.or_(builder.fcmp_ordered(">", x, mine), tied)
                 mass = builder.fpext(weight, doubles)
-                for total, mask in zip(totals, (weighs, before), strict=True):
-                    added = builder.fadd(builder.load(total), builder.select(mask, mass, zero))
-                    builder.store(added, total)
+
+                def add(total: Any, mask: Any) -> None:
+                    added = builder.select(mask, mass, zero)
+                    builder.store(builder.fadd(builder.load(total), added), total)
+
+                add(totals[0], weighs)
+                reaches = builder.fcmp_ordered(">=", x, mine)
+                with builder.if_then(_any(builder, [reaches]), likely=False):
+                    ids = builder.add(emitter.splat(builder.mul(i, I64(LANES))), numbers)
+                    comes_first = builder.icmp_signed("<", ids, own_id)
+                    is_larger = builder.fcmp_ordered(">", x, mine)
+                    add(totals[1], builder.and_(reaches, builder.or_(is_larger, comes_first)))
         for place, total in enumerate(totals):
             emitter.store(emitter.reduce(builder.load(total), builder.fadd), emitter.address(6, place), 8)
         return context.get_dummy_value()
@@ -175,8 +181,9 @@ def _next_from(typing_context: Any, values: Any, start: Any, count: Any, floor: 
 
 
 next_group: Any = intrinsic(_next_group)
-"""`next_group(values, first, end, floor, top, best, key_low, key_high, place_low, place_high)`: the first group of
-[first, end) with a token of at least `floor` whose ratio e^(x - top) / E may exceed `best`; `end` if there is none.
+"""`next_group(values, first, end, floor, top, best, key_low, key_high, place_low, place_high, found)`: the first
+group of [first, end) with a token of at least `floor` whose ratio e^(x - top) / E may exceed `best`, or `end`. Which
+tokens it has of that kind is in `found`, int64 [4]: sixteen bits each, the lowest for the first.
 
 No token with a larger ratio is passed over if `best` is said 0.1 % too small: e^x is rounded up and E down, for
 E = -log u ≥ 1 - u; so neither a logarithm nor a division is needed."""
