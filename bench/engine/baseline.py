@@ -7,6 +7,7 @@ several runs: for each operation the middle of their ratios, and a tolerance wid
 from __future__ import annotations
 
 import json
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -57,7 +58,7 @@ class Comparison:
 Baseline = Mapping[str, Reached]
 
 
-def read(path: Path) -> dict[str, dict[str, Reached]]:
+def read(path: Path) -> dict[str, Baseline]:
     """All classes of machines in the file; none if there is no file.
 
     Raises:
@@ -68,11 +69,17 @@ def read(path: Path) -> dict[str, dict[str, Reached]]:
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
         return {
-            name: {key: Reached(**entry) for key, entry in entries.items()}
-            for name, entries in values.items()
+            name: {key: _entry(**entry) for key, entry in entries.items()} for name, entries in values.items()
         }
     except (OSError, ValueError, TypeError, AttributeError) as exc:
         raise ConfigError(f"{path} is no baseline that can be read: {exc}; renew it") from exc
+
+
+def _entry(ratio: float, tolerance: float) -> Reached:
+    """Raises ValueError or TypeError for what no run is worse than."""
+    if not (0 < ratio < math.inf and 0 <= tolerance < math.inf):
+        raise ValueError(f"a ratio is {ratio} with tolerance {tolerance}, which no run gives")
+    return Reached(ratio, tolerance)
 
 
 def write(path: Path, baselines: Mapping[str, Baseline]) -> None:

@@ -9,9 +9,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
+import torch
 from support.served_model import save_served_model
 
 from twinpool.bench.engine import GROUPS, ceilings
+from twinpool.bench.engine.machine import machine_class
 from twinpool.bench.limits import EngineFigures, LimitsUnknown
 from twinpool.cli import main
 from twinpool.commands import bench as command
@@ -88,9 +90,32 @@ def test_a_machine_without_a_baseline_is_told_so_and_is_no_success(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "baseline.json"
-    file.write_text('{"another machine": {}}')
-    assert bench(model, "--only", "ceilings", "--check", str(file)) == 3
-    assert "NOT CHECKED" in capsys.readouterr().err
+    for known in ("another machine", machine_class(torch.device("cpu"))):
+        file.write_text(json.dumps({known: {}}))
+        assert bench(model, "--only", "ceilings", "--check", str(file)) == 3
+        assert "NOT CHECKED" in capsys.readouterr().err
+
+
+def test_a_broken_baseline_is_told_before_anything_is_measured(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "baseline.json"
+    file.write_text("{")
+    for judge in ("--check", "--renew"):
+        assert bench(model, "--only", "sampling", judge, str(file)) == 2
+        said = capsys.readouterr().err
+        assert "is no baseline that can be read" in said
+        assert len(said.splitlines()) == 1
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full, a disk that is always full")
+def test_a_full_disk_costs_the_report_and_not_what_is_printed(
+    model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert bench(model, "--only", "ceilings", "--json", "/dev/full") == 2
+    said = capsys.readouterr()
+    assert "ceiling, 1 thread, float32" in said.out
+    assert "--json is '/dev/full', which cannot be written: No space left on device" in said.err
 
 
 @pytest.mark.parametrize(
@@ -101,6 +126,7 @@ def test_a_machine_without_a_baseline_is_told_so_and_is_no_success(
         (["--cores", "4000"], "--cores is '4000'; allowed: cores among"),
         (["--cores", "a"], "--cores is 'a'"),
         (["--json", "/missing/report.json"], "--json is '/missing/report.json'; allowed: a file in a folder"),
+        (["--json", "/"], "--json is '/'; allowed: a file in a folder"),
         (["--plot", "roofline.txt"], "--plot is 'roofline.txt'; allowed: a name that ends in"),
         (["--passes", "0"], "--passes is 0"),
         (["--dtype", "int3"], "--dtype is 'int3'"),

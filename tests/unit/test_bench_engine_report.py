@@ -143,7 +143,17 @@ def test_a_baseline_file_keeps_the_classes_of_other_machines(tmp_path: Path) -> 
     assert baseline.read(file) == {"x86": {"a": Reached(1.5, 0.1)}, "GPU": {"b": Reached(2.0, 0.3)}}
 
 
-@pytest.mark.parametrize("text", ["{", "[1]", '{"x86": {"a": {"ratio": 1}}}'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{",
+        "[1]",
+        '{"x86": {"a": {"ratio": 1}}}',
+        '{"x86": {"a": {"ratio": NaN, "tolerance": 0.1}}}',
+        '{"x86": {"a": {"ratio": "1", "tolerance": 0.1}}}',
+        '{"x86": {"a": {"ratio": 1, "tolerance": Infinity}}}',
+    ],
+)
 def test_a_file_that_is_no_baseline_is_told(tmp_path: Path, text: str) -> None:
     file = tmp_path / "baseline.json"
     file.write_text(text)

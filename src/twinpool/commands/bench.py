@@ -11,8 +11,10 @@ from twinpool.bench.engine import CEILINGS, GROUPS
 from twinpool.commands.flags import parse_cores
 from twinpool.config import EngineConfig, require
 from twinpool.coordinator.launch import usable_cores
+from twinpool.errors import ConfigError
 
 if TYPE_CHECKING:
+    from twinpool.bench.engine.baseline import Baseline
     from twinpool.bench.engine.plan import Settings
     from twinpool.bench.engine.report import EngineReport, Measurement
 
@@ -74,20 +76,24 @@ def run(args: argparse.Namespace) -> int:
         ConfigError, ModelError, TransferError: as `bench.engine.plan.measure`.
     """
     settings = _settings(args)
+    from twinpool.bench.engine import baseline
     from twinpool.bench.engine.plan import measure
 
+    judge = args.renew or args.check
+    # First: a broken file is told before minutes are spent.
+    known: dict[str, Baseline] = baseline.read(judge) if judge else {}
     reports = [measure(settings, _published) for _ in range(args.passes if args.renew else 1)]
     report = reports[-1]
     _show(report)
     if args.json is not None:
-        args.json.write_text(report.to_json() + "\n", encoding="utf-8")
+        _write(args.json, report.to_json() + "\n")
     if args.plot is not None:
         _plot(args.plot, report)
     if not all(each.is_complete for each in reports):
         return EXIT_INTERRUPTED
     if args.renew is not None:
-        return _renew(args.renew, reports)
-    return EXIT_GOOD if args.check is None else _check(args.check, report)
+        return _renew(args.renew, known, reports)
+    return EXIT_GOOD if args.check is None else _check(args.check, known, report)
 
 
 def _settings(args: argparse.Namespace) -> Settings:
@@ -97,8 +103,9 @@ def _settings(args: argparse.Namespace) -> Settings:
     require("--passes", args.passes, args.passes >= 1, "1 or more")
     for flag, path in (("--json", args.json), ("--plot", args.plot), ("--renew", args.renew)):
         require(
-            flag, str(path), path is None or path.absolute().parent.is_dir(), "a file in a folder that exists"
-        )
+            flag, str(path), path is None or (path.absolute().parent.is_dir() and not path.is_dir()),
+            "a file in a folder that exists",
+        )  # fmt: skip
     EngineConfig("", args.dtype, args.device, threads=args.threads)
     usable = usable_cores()
     cores = parse_cores(args.cores) or tuple(usable[-args.threads :])
@@ -153,10 +160,16 @@ def _plot(path: Path, report: EngineReport) -> None:
     print(f"roofline plot: {path}")
 
 
-def _renew(path: Path, reports: list[EngineReport]) -> int:
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as exc:
+        raise ConfigError(f"--json is {str(path)!r}, which cannot be written: {exc.strerror}") from exc
+
+
+def _renew(path: Path, known: dict[str, Baseline], reports: list[EngineReport]) -> int:
     from twinpool.bench.engine import baseline
 
-    known = baseline.read(path)
     machine = reports[-1].machine["class"]
     known[machine] = baseline.made_of(reports)
     baseline.write(path, known)
@@ -164,18 +177,17 @@ def _renew(path: Path, reports: list[EngineReport]) -> int:
     return EXIT_GOOD
 
 
-def _check(path: Path, report: EngineReport) -> int:
+def _check(path: Path, known: dict[str, Baseline], report: EngineReport) -> int:
     from twinpool.bench.engine import baseline
 
     machine = report.machine["class"]
-    known = baseline.read(path).get(machine)
-    if known is None:
+    if not known.get(machine):
         print(
             f"NOT CHECKED: {path} has no baseline for {machine!r}; make one with `make bench-baseline`",
             file=sys.stderr,
         )
         return EXIT_NO_BASELINE
-    compared = baseline.compare(report, known)
+    compared = baseline.compare(report, known[machine])
     worse = [each for each in compared if each.is_worse]
     for each in worse:
         print(f"WORSE  {each}")
