@@ -28,19 +28,29 @@ from twinpool.kernels.compiler import (
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
+def sources_digest(package: Path) -> str:
+    """Of all sources in `package` that compiled code is made of, hexadecimal.
+
+    Numba knows a compiled function by its own file only. But kernels call each other, and a decoder's compiled layers
+    hold constants of the modules beside them: with an old one they would read weights from the wrong place.
+    """
+    paths = [
+        path for folder in ("kernels", "engine/models") for path in sorted((package / folder).glob("*.py"))
+    ]
+    return blake2b(b"".join(path.read_bytes() for path in paths), digest_size=8).hexdigest()
+
+
 def _can_keep_compiled_code() -> bool:
     """Whether there is a directory for compiled code: NUMBA_CACHE_DIR, or one in the user's cache directory.
 
-    Numba writes each entry to a temporary file and renames it, so processes that compile at once are all right. It
-    knows a kernel by its own file only, and kernels call each other, so the directory carries a digest of all of them.
+    Numba writes each entry to a temporary file and renames it, so processes that compile at once are all right.
     """
     try:
         settings: Any = numba.config
         if not settings.CACHE_DIR:
             base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-            sources = b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py")))
-            kernels = blake2b(sources, digest_size=8).hexdigest()
-            settings.CACHE_DIR = str(Path(base) / "twinpool" / "numba" / kernels)
+            sources = sources_digest(Path(__file__).parent.parent)
+            settings.CACHE_DIR = str(Path(base) / "twinpool" / "numba" / sources)
         Path(settings.CACHE_DIR).mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=settings.CACHE_DIR):
             return True
