@@ -1,15 +1,10 @@
 """The gated activation of Llama's feed-forward: silu(gate) · up with silu(x) = x / (1 + e^-x) (Shazeer 2020,
-arXiv:2002.05202)."""
+arXiv:2002.05202). The compiled decoder of a CPU has it within the product before it (`kernels/linear.py`, GATE)."""
 
 from __future__ import annotations
 
-from typing import Any
-
-import numpy as np
 import torch
 import torch.nn.functional as F
-
-from twinpool.kernels.jit import compiled, exp, flat, load, runs_compiled, store
 
 
 def silu_mul_reference(gate_up: torch.Tensor) -> torch.Tensor:
@@ -24,21 +19,4 @@ def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
         from twinpool.kernels.gpu import activation as gpu
 
         return gpu.silu_mul(gate_up)
-    if not runs_compiled(gate_up):
-        return silu_mul_reference(gate_up)
-    out = gate_up.new_empty(gate_up.shape[0], gate_up.shape[1] // 2)
-    _silu_mul(flat(gate_up), flat(out), out.shape[1])
-    return out
-
-
-@compiled
-def _silu_mul(gate_up: Any, out: Any, width: Any) -> None:
-    for start in range(0, out.shape[0], width):
-        gates, ups = (
-            gate_up[2 * start : 2 * start + width],
-            gate_up[2 * start + width : 2 * start + 2 * width],
-        )
-        target = out[start : start + width]
-        for i in range(width):
-            gate = load(gates, i)
-            store(target, i, gate / (np.float32(1.0) + exp(-gate)) * load(ups, i))
+    return silu_mul_reference(gate_up)

@@ -35,25 +35,7 @@ def add_rms_norm(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, 
         from twinpool.kernels.gpu import rms_norm as gpu
 
         return gpu.add_rms_norm(x, residual, weight, eps)
-    if not runs_compiled(x):
-        return rms_norm_reference(residual.add_(x), weight, eps)
-    out = torch.empty_like(x)
-    _add_norm(flat(x), flat(residual), flat(weight), np.float32(eps), flat(out))
-    return out
-
-
-def rms_norm_heads_(x: torch.Tensor, weight: torch.Tensor, eps: float) -> None:
-    """Norms each head of `x` [tokens, heads, head_dim] in place; `x` may be a slice of wider rows."""
-    if x.is_cuda:
-        from twinpool.kernels.gpu import rms_norm as gpu
-
-        gpu.rms_norm_heads_(x, weight, eps)
-        return
-    if not runs_compiled(x):
-        x.copy_(rms_norm_reference(x, weight, eps))
-        return
-    memory = flat(x)
-    norm_rows(memory, flat(weight), np.float32(eps), memory, x.shape[0], x.shape[1], x.stride(0), x.stride(1))
+    return rms_norm(residual.add_(x), weight, eps)
 
 
 @compiled
@@ -72,20 +54,3 @@ def norm_rows(
             scale = np.float32(1.0) / np.sqrt(square / np.float32(width) + eps)
             for i in range(width):
                 store(target, i, load(source, i) * scale * load(weight, i))
-
-
-@compiled
-def _add_norm(x: Any, residual: Any, weight: Any, eps: Any, out: Any) -> None:
-    width = weight.shape[0]
-    for start in range(0, x.shape[0], width):
-        added, summed = x[start : start + width], residual[start : start + width]
-        target = out[start : start + width]
-        for i in range(width):
-            store(summed, i, load(added, i) + load(summed, i))
-        # The norm is that of the stored, rounded sum: what later layers add to.
-        square = np.float32(0.0)
-        for i in range(width):
-            square += load(summed, i) * load(summed, i)
-        scale = np.float32(1.0) / np.sqrt(square / np.float32(width) + eps)
-        for i in range(width):
-            store(target, i, load(summed, i) * scale * load(weight, i))

@@ -9,9 +9,32 @@ import numpy as np
 import torch
 
 from twinpool.kernels.jit import compiled, flat, load, runs_compiled, store
-from twinpool.kernels.kv_write import kv_write
-from twinpool.kernels.rms_norm import norm_rows, rms_norm_heads_
-from twinpool.kernels.rope import rope_
+from twinpool.kernels.kv_write import kv_write_reference
+from twinpool.kernels.rms_norm import norm_rows, rms_norm_reference
+from twinpool.kernels.rope import rope_reference
+
+
+def rope_kv_write_reference(
+    qkv: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    positions: torch.Tensor,
+    kv: torch.Tensor,
+    layer: int,
+    slots: torch.Tensor,
+    query_norm: torch.Tensor | None,
+    key_norm: torch.Tensor | None,
+    eps: float,
+) -> None:
+    """As `rope_kv_write_`, without padding; one operation after the other."""
+    num_kv_heads = kv.shape[3]
+    num_heads = qkv.shape[1] - 2 * num_kv_heads
+    query, key, value = qkv[:, :num_heads], qkv[:, num_heads:-num_kv_heads], qkv[:, -num_kv_heads:]
+    if query_norm is not None and key_norm is not None:
+        query.copy_(rms_norm_reference(query, query_norm, eps))
+        key = rms_norm_reference(key, key_norm, eps)
+    query.copy_(rope_reference(query, cos, sin, positions))
+    kv_write_reference(kv, layer, rope_reference(key, cos, sin, positions), value, slots)
 
 
 def rope_kv_write_(
@@ -30,29 +53,23 @@ def rope_kv_write_(
     normed and rotated keys, and values, to `layer` of the pool `kv`.
 
     `qkv` [tokens, heads + 2 · kv_heads, head_dim], contiguous: queries, keys, values. What its key rows hold afterwards
-    is undefined. `cos`, `sin` and `positions` as `rope_` has them, `kv` and `slots` as `kv_write`. On a GPU a negative
-    slot is padding: nothing is written for it.
+    is undefined. `cos`, `sin` and `positions` as `rope_reference` has them, contiguous; `kv` and `slots` as `kv_write`.
+    On a GPU a negative slot is padding: nothing is written for it.
     """
     if qkv.is_cuda:
         from twinpool.kernels.gpu import rope_kv_write as gpu
 
         gpu.rope_kv_write_(qkv, cos, sin, positions, kv, layer, slots, query_norm, key_norm, eps)
         return
-    num_kv_heads = kv.shape[3]
-    num_heads = qkv.shape[1] - 2 * num_kv_heads
-    if runs_compiled(qkv) and kv.dtype == qkv.dtype:
-        norms = [flat(qkv)[:0] if norm is None else flat(norm) for norm in (query_norm, key_norm)]
-        rope_kv_write_rows(
-            flat(qkv), num_heads, num_kv_heads, norms[0], norms[1], np.float32(eps), flat(cos), flat(sin),
-            positions.numpy(), flat(kv), kv.stride(), layer, slots.numpy(),
-        )  # fmt: skip
+    if not runs_compiled(qkv) or kv.dtype != qkv.dtype:
+        rope_kv_write_reference(qkv, cos, sin, positions, kv, layer, slots, query_norm, key_norm, eps)
         return
-    query, key, value = qkv[:, :num_heads], qkv[:, num_heads:-num_kv_heads], qkv[:, -num_kv_heads:]
-    if query_norm is not None and key_norm is not None:
-        rms_norm_heads_(query, query_norm, eps)
-        rms_norm_heads_(key, key_norm, eps)
-    rope_(qkv[:, :-num_kv_heads], cos, sin, positions)
-    kv_write(kv, layer, key, value, slots)
+    num_kv_heads = kv.shape[3]
+    norms = [flat(qkv)[:0] if norm is None else flat(norm) for norm in (query_norm, key_norm)]
+    rope_kv_write_rows(
+        flat(qkv), qkv.shape[1] - 2 * num_kv_heads, num_kv_heads, norms[0], norms[1], np.float32(eps), flat(cos),
+        flat(sin), positions.numpy(), flat(kv), kv.stride(), layer, slots.numpy(),
+    )  # fmt: skip
 
 
 @compiled

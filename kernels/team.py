@@ -36,7 +36,8 @@ class Team:
         """Calls `function(rank, size, gate, *args)` on every rank and returns when all are done.
 
         What a rank raises is raised here. The others then pass all barriers without waiting, so the call ends, but what
-        it computed is void, and so is every later call's.
+        it computed is void, and so is every later call's. A rank that neither ends nor raises holds the call up like
+        any kernel that does not end: the worker's vigil sees to it.
         """
         if self._others is None:
             function(0, 1, self._gate, *args)

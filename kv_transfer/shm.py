@@ -119,7 +119,6 @@ class ShmSender:
             os.close(self._fd)
             raise TransportUnavailable(f"transport shm: {path} {objection}")
         self._map = mmap.mmap(self._fd, nbytes)
-        self._copy = copy_ranges
         self._source = np.frombuffer(region.memory, np.uint8)
         self._target = np.frombuffer(self._map, np.uint8)
         nothing = np.empty(0, np.int64)
@@ -188,7 +187,7 @@ class ShmSender:
                 if self._log.is_stopped(fence):
                     return
                 some = slice(i, i + at_once)
-                self._copy(self._source, sources[some], self._target, targets[some], num_bytes)
+                copy_ranges(self._source, sources[some], self._target, targets[some], num_bytes)
         self._log.end(fence)
 
     async def finish(self, fence: int) -> PushReport:

@@ -19,7 +19,7 @@ from twinpool.kernels.kv_write import kv_write
 from twinpool.kernels.linear import Linear
 from twinpool.kernels.paged_attention import AttentionParams, paged_attention
 from twinpool.kernels.rms_norm import add_rms_norm, rms_norm
-from twinpool.kernels.rope import rope_
+from twinpool.kernels.rope_kv_write import rope_kv_write_
 from twinpool.request import RequestKey, SamplingParams
 
 _EPS = 1e-5
@@ -69,7 +69,8 @@ def linear(bench: Bench, bed: ModelBed, row_counts: Sequence[int]) -> None:
 
 
 def elementwise(bench: Bench, bed: ModelBed, row_counts: Sequence[int]) -> None:
-    """Norms, rotation and activation of several layers. Their data may stay in a cache: ratios below 1 are possible."""
+    """Norms and the rotation and writing of KV of several layers; on a GPU also what a CPU does within products. Their
+    data may stay in a cache: ratios below 1 are possible."""
     shape = bed.shape
     for rows in row_counts:
         for name, run, (read, written) in _elementwise(bed, shape, rows):
@@ -136,21 +137,26 @@ def _elementwise(bed: ModelBed, shape: Shape, rows: int) -> list[tuple[str, Run,
     x, residual = _random(bed, rows, shape.hidden), _random(bed, rows, shape.hidden)
     weight = _random(bed, shape.hidden)
     gate_up = _random(bed, rows, 2 * shape.inner)
-    heads = _random(bed, rows, shape.heads + shape.kv_heads, shape.head_dim)
-    turned = shape.query_dim + shape.kv_dim
+    qkv = _random(bed, rows, shape.heads + 2 * shape.kv_heads, shape.head_dim)
+    moved = shape.query_dim + 2 * shape.kv_dim
+    kv, slots = bed.runner.kv, bed.batch([Piece(0, rows)]).slots
     angles = torch.rand(rows, shape.head_dim // 2, device=device)
     cos, sin = angles.cos(), angles.sin()
     positions = torch.arange(rows, device=device)
-    return [
+    operations: list[tuple[str, Run, tuple[int, int]]] = [
         ("RMS norm", lambda: rms_norm(x, weight, _EPS), (shape.hidden, shape.hidden)),
-        (
-            "add and RMS norm",
-            lambda: add_rms_norm(x, residual, weight, _EPS),
-            (2 * shape.hidden, 2 * shape.hidden),
-        ),
-        ("SiLU × up", lambda: silu_mul(gate_up), (2 * shape.inner, shape.inner)),
-        ("RoPE", lambda: rope_(heads, cos, sin, positions), (turned, turned)),
+        ("RoPE and KV", lambda: rope_kv_write_(qkv, cos, sin, positions, kv, 0, slots), (moved, moved)),
     ]
+    if device.type == "cuda":
+        operations += [
+            (
+                "add and RMS norm",
+                lambda: add_rms_norm(x, residual, weight, _EPS),
+                (2 * shape.hidden, 2 * shape.hidden),
+            ),
+            ("SiLU × up", lambda: silu_mul(gate_up), (2 * shape.inner, shape.inner)),
+        ]
+    return operations
 
 
 def _random(bed: ModelBed, *size: int) -> torch.Tensor:

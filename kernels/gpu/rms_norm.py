@@ -1,4 +1,4 @@
-"""The root-mean-square norm on a GPU: one program for each row or head, which it reads and writes once."""
+"""The root-mean-square norm on a GPU: one program for each row, which it reads and writes once."""
 
 from __future__ import annotations
 
@@ -12,34 +12,26 @@ from twinpool.kernels.gpu.variant import Variant
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """As `twinpool.kernels.rms_norm.rms_norm`."""
     out = torch.empty_like(x)
-    _launch(x.unsqueeze(1), x, weight, out, eps, adds=False)
+    _launch(x, x, weight, out, eps, adds=False)
     return out
 
 
 def add_rms_norm(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """As `twinpool.kernels.rms_norm.add_rms_norm`."""
     out = torch.empty_like(x)
-    _launch(x.unsqueeze(1), residual, weight, out, eps, adds=True)
+    _launch(x, residual, weight, out, eps, adds=True)
     return out
-
-
-def rms_norm_heads_(x: torch.Tensor, weight: torch.Tensor, eps: float) -> None:
-    """As `twinpool.kernels.rms_norm.rms_norm_heads_`."""
-    _launch(x, x, weight, x, eps, adds=False)
 
 
 def _launch(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, eps: float, adds: bool
 ) -> None:
-    """`x` [rows, heads, width]; `residual` and `out` have its strides."""
-    rows, heads, width = x.shape
+    """All but `weight` are [rows, width], contiguous."""
+    rows, width = x.shape
     if rows == 0:
         return
     block = triton.next_power_of_2(width)
-    _norm[(rows, heads)](
-        x, residual, weight, out, x.stride(0), x.stride(1), eps, width,
-        ADDS=adds, BLOCK=block, num_warps=_num_warps(block),
-    )  # fmt: skip
+    _norm[(rows,)](x, residual, weight, out, eps, width, ADDS=adds, BLOCK=block, num_warps=_num_warps(block))
 
 
 def _num_warps(block: int) -> int:
@@ -49,11 +41,10 @@ def _num_warps(block: int) -> int:
 
 @triton.jit
 def _norm(
-    x: tl.tensor, residual: tl.tensor, weight: tl.tensor, out: tl.tensor,
-    row_stride: tl.tensor, head_stride: tl.tensor, eps: tl.tensor, width: tl.tensor,
+    x: tl.tensor, residual: tl.tensor, weight: tl.tensor, out: tl.tensor, eps: tl.tensor, width: tl.tensor,
     ADDS: tl.constexpr, BLOCK: tl.constexpr,
 ) -> None:  # fmt: skip
-    start = tl.program_id(0).to(tl.int64) * row_stride + tl.program_id(1) * head_stride
+    start = tl.program_id(0).to(tl.int64) * width
     i = tl.arange(0, BLOCK)
     inside = i < width
     wide = tl.load(x + start + i, mask=inside, other=0.0).to(tl.float32)
@@ -70,13 +61,13 @@ def _norm(
 
 def _variant(dtype: str, width: int, adds: bool) -> Variant:
     pointers = dict.fromkeys(("x", "residual", "weight", "out"), f"*{dtype}")
-    numbers = {"row_stride": "i32", "head_stride": "i32", "eps": "fp32", "width": "i32"}
+    numbers = {"eps": "fp32", "width": "i32"}
     return Variant(
         _norm,
         f"{dtype}, {width} wide" + (", added" if adds else ""),
         pointers | numbers,
         {"ADDS": adds, "BLOCK": triton.next_power_of_2(width)},
-        ("row_stride", "head_stride", "width"),
+        ("width",),
         _num_warps(triton.next_power_of_2(width)),
     )
 
@@ -84,7 +75,7 @@ def _variant(dtype: str, width: int, adds: bool) -> Variant:
 VARIANTS = tuple(
     _variant(dtype, width, adds)
     for dtype, width, adds in (
-        ("bf16", 128, False),
+        ("bf16", 576, False),
         ("bf16", 576, True),
         ("bf16", 16384, True),
         ("fp16", 4096, True),

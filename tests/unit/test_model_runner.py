@@ -225,8 +225,8 @@ runner = ModelRunner.load(config, lambda n: memoryview(bytearray(n)))
 assert "transformers" not in sys.modules
 assert not KEEPS_COMPILED_CODE
 import torch
-from twinpool.kernels.activation import silu_mul
-assert torch.equal(silu_mul(torch.zeros(1, 4)), torch.zeros(1, 2))
+from twinpool.kernels.rms_norm import rms_norm
+assert torch.equal(rms_norm(torch.zeros(1, 4), torch.ones(4), 1.0), torch.zeros(1, 4))
 """
     source = str(Path(__file__).resolve().parents[2] / "src")
     environment = {
