@@ -95,6 +95,7 @@ class Outcome:
     token_ids: list[int] = field(default_factory=list)
     token_at: list[float] = field(default_factory=list)
     text: str = ""
+    num_body_bytes: int = 0
     finish_reason: str | None = None
     error: str = ""
     error_code: str = ""
@@ -290,6 +291,7 @@ class _Recorder:
         self._event(self._buffer)
 
     def _take(self, data: bytes) -> None:
+        self.outcome.num_body_bytes += len(data)
         self._buffer += data
         if self.exchange.status != 200:
             return

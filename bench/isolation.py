@@ -5,6 +5,9 @@
 First long prompts one at a time, with nothing beside them; then streams without prompts; then equal streams while a
 long prompt arrives again and again. Where the machine takes longer for a prompt than the time between two, the prompts
 come as often as it can take them, and the report says so: their queue is not what is measured here.
+
+The gaps of a stream grow with its context, without anybody's doing. So each gap is also compared with the median of the
+undisturbed gaps at the same place of the answer.
 """
 
 from __future__ import annotations
@@ -15,7 +18,9 @@ import random
 import statistics
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 
 from twinpool.bench import program, prompts
@@ -35,6 +40,16 @@ LEAST_ROOM = 1.25
 """Prompts come at least so many times the time that one takes apart."""
 SETTLING_TOKENS = 160
 """Of each stream so many do not count: all streams must run, and a context that doubles makes gaps longer by itself."""
+PLACES_TOKENS = 16
+"""Gaps behind so many consecutive tokens of an answer count as at the same place."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """Between two tokens of a stream: behind how many tokens of its answer, and how long."""
+
+    num_before: int
+    seconds: float
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -63,14 +78,18 @@ async def prove(args: argparse.Namespace, server: ServerUnderTest) -> Report:
         say(
             f"a prompt of {args.prompt} tokens alone takes {alone_s:.2f} s here: one every {every_s:.2f} s instead"
         )
-    quiet_s = _steady_gaps_s(await _streams(args, load, rng))
+    quiet = _steady_gaps(await _streams(args, load, rng))
+    quiet_s = [gap.seconds for gap in quiet]
     quiet_p50_s = percentile(quiet_s, 50)
     say(f"{args.streams} streams alone: {summary(quiet_s)}")
+    if not quiet_p50_s:
+        raise ServerFault("most tokens came together with another: this machine is too busy to measure gaps")
     before, started = server.cpu_s(), time.monotonic()
     streams = asyncio.create_task(_streams(args, load, rng))
     arrived = await _prompts_until(streams, args, load, rng, every_s)
     took_s, used = time.monotonic() - started, server.cpu_s()
-    busy_s = _steady_gaps_s(await streams)
+    busy = _steady_gaps(await streams)
+    busy_s = [gap.seconds for gap in busy]
     say(f"the same, {len(arrived)} prompts beside them: {summary(busy_s)}")
     itl_times = percentile(busy_s, 99) / quiet_p50_s
     ttft_times = statistics.median(_ttfts_s(arrived)) / alone_s
@@ -85,6 +104,9 @@ async def prove(args: argparse.Namespace, server: ServerUnderTest) -> Report:
             "seconds between prompts": every_s,
             "p99 ITL, times p50 without prompts": itl_times,
             "p99 ITL without prompts, times its p50": percentile(quiet_s, 99) / quiet_p50_s,
+            "the same two, at equal contexts": [
+                percentile(times_at_equal_contexts(gaps, quiet), 99) for gaps in (busy, quiet)
+            ],
             "TTFT, times prefill alone": ttft_times,
             BUSY: busy_shares(before, used, took_s),
         },
@@ -140,7 +162,7 @@ def _ttfts_s(outcomes: Sequence[Outcome]) -> list[float]:
     return known
 
 
-def _steady_gaps_s(outcomes: Sequence[Outcome]) -> list[float]:
+def _steady_gaps(outcomes: Sequence[Outcome]) -> list[Gap]:
     """The gaps of all streams while all of them are settled. Raises ServerFault if a stream is not whole."""
     if any(
         outcome.end is not End.COMPLETE or len(outcome.token_at) <= SETTLING_TOKENS for outcome in outcomes
@@ -149,11 +171,22 @@ def _steady_gaps_s(outcomes: Sequence[Outcome]) -> list[float]:
     start = max(outcome.token_at[SETTLING_TOKENS] for outcome in outcomes)
     end = min(outcome.token_at[-1] for outcome in outcomes)
     return [
-        later - earlier
+        Gap(num_before, later - earlier)
         for outcome in outcomes
-        for earlier, later in pairwise(outcome.token_at)
+        for num_before, (earlier, later) in enumerate(pairwise(outcome.token_at), start=1)
         if start <= earlier and later <= end
     ]
+
+
+def times_at_equal_contexts(gaps: Sequence[Gap], quiet: Sequence[Gap]) -> list[float]:
+    """Each of `gaps` over the median of the `quiet` ones at its place, where there are some. Not where that is 0:
+    those tokens came in pairs."""
+    at_place: defaultdict[int, list[float]] = defaultdict(list)
+    for gap in quiet:
+        at_place[gap.num_before // PLACES_TOKENS].append(gap.seconds)
+    medians = {place: statistics.median(seconds) for place, seconds in at_place.items()}
+    places = ((gap.num_before // PLACES_TOKENS, gap.seconds) for gap in gaps)
+    return [seconds / medians[place] for place, seconds in places if medians.get(place)]
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from support.server import Server, serving
 from twinpool.bench import costs, isolation, makespan
 from twinpool.bench.engine.floors import Ceilings, Shape
 from twinpool.bench.engine.report import EngineReport
+from twinpool.bench.isolation import Gap, times_at_equal_contexts
 from twinpool.bench.program import EXIT_BROKEN, EXIT_HELD, EXIT_WRONG
 from twinpool.bench.server_under_test import BUSY
 
@@ -57,9 +58,16 @@ def test_isolation_compares_equal_streams_with_and_without_prompts(server: Serve
     sizes = ("--streams", "2", "--tokens", "400", "--prompt", "300", "--every", "0.05")
     found = figures(isolation.main(["--url", server.url, "--json", str(report), *sizes]), report)
     assert found["p99 ITL, times p50 without prompts"] > 0
+    assert min(found["the same two, at equal contexts"]) > 0
     assert len(found["TTFT of prompts beside streams (s)"]) >= 1
     assert found["seconds between prompts"] >= 0.05
     assert found[BUSY].keys() == {"coordinator", "prefill-0", "decode-0"}
+
+
+def test_gaps_are_compared_with_undisturbed_ones_at_the_same_place_of_the_answer() -> None:
+    quiet = [Gap(160, 0.010), Gap(161, 0.012), Gap(175, 0.030), Gap(400, 0.024)]
+    busy = [Gap(170, 0.018), Gap(401, 0.024), Gap(900, 0.5)]
+    assert times_at_equal_contexts(busy, quiet) == [pytest.approx(1.5), pytest.approx(1.0)]
 
 
 def test_streams_that_end_before_a_prompt_comes_are_no_result(
@@ -87,6 +95,8 @@ def test_costs_are_counted_per_token_and_per_worker(server: Server, limits: str,
     found = figures(costs.main(["--url", server.url, "--json", str(report), *sizes]), report)
     assert found["ready (s)"] is None, "it was not started here"
     assert found["tokens counted"] > 0
+    assert min(found["a send alone (µs)"], found["a send beside the streams (µs)"]) > 0
+    assert 10 < found["bytes per token"] < 1000
     assert found["memory beyond weights and KV pool (MB)"].keys() == {"prefill-0", "decode-0"}
     assert found["most of it (MB)"] > 1
 
