@@ -93,7 +93,7 @@ class Launcher:
         self._on_given_up = on_given_up
         self._secrets = secrets
         self._running: dict[str, _Running] = {}
-        self._stopping = False
+        self._stopping = asyncio.Event()
         self._lifeline_read, self._lifeline_write = os.pipe()
 
     def start(self, specs: Sequence[WorkerSpec]) -> None:
@@ -133,12 +133,16 @@ class Launcher:
         if process is not None and process.pid == pid and process.returncode is None:
             process.kill()
 
+    def start_no_more(self) -> None:
+        """From now on a worker that ends is not started again: the server is about to stop."""
+        self._stopping.set()
+
     async def stop(self, grace_s: float, told: Collection[str]) -> None:
         """Waits `grace_s` for the workers that were told to end, then terminates, then kills what is left.
 
         A worker that is not in `told` was not reached by the coordinator, as it still loads: it is terminated at once.
         """
-        self._stopping = True
+        self.start_no_more()
         for worker_id, running in self._running.items():
             process = running.process
             if worker_id not in told and process is not None and process.returncode is None:
@@ -163,11 +167,13 @@ class Launcher:
         clock = asyncio.get_running_loop().time
         backoff_s = FIRST_BACKOFF_S
         starts: list[float] = []
-        while not self._stopping:
+        while not self._stopping.is_set():
             starts.append(clock())
             status, reason = await self._run_once(running)
             starts = [t for t in starts if clock() - t < RESTART_WINDOW_S]
-            if not self._stopping and (status == EXIT_CONFIG or len(starts) > RESTARTS_ALLOWED):
+            if self._stopping.is_set():
+                return
+            if status == EXIT_CONFIG or len(starts) > RESTARTS_ALLOWED:
                 self._give_up(running, reason)
                 return
             backoff_s = FIRST_BACKOFF_S if len(starts) <= 1 else min(backoff_s * 2, LONGEST_BACKOFF_S)

@@ -117,7 +117,7 @@ class _Site:
                 app, self._config.host, self._config.port, self._gateway, meter, self._fail
             )
             ending.push_async_callback(http.stop, HTTP_STOP_S)
-            ending.push_async_callback(self._drain, coordinator)
+            ending.push_async_callback(self._drain, coordinator, launcher)
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.add_signal_handler(number, self._on_signal, number.name)
             if self._keys is not None:
@@ -147,8 +147,9 @@ class _Site:
                 )
             await asyncio.sleep(POLL_S)
 
-    async def _drain(self, coordinator: Coordinator) -> None:
-        """Lets running requests end, unless a second signal says to hurry."""
+    async def _drain(self, coordinator: Coordinator, launcher: Launcher) -> None:
+        """Lets running requests end, unless a second signal says to hurry. No worker is started again from here on."""
+        launcher.start_no_more()
         self._told_to_stop = coordinator.members()
         draining = asyncio.create_task(coordinator.drain_and_stop())
         hurried = asyncio.create_task(self._hurry.wait())

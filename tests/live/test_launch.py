@@ -22,6 +22,7 @@ class Scripted(Launcher):
     def __init__(self, status: int | None) -> None:
         self.exits: list[str] = []
         self.num_starts = 0
+        self.has_started = asyncio.Event()
         self.arguments: list[tuple[str, ...]] = []
         self.given_up: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         super().__init__(
@@ -36,6 +37,7 @@ class Scripted(Launcher):
 
     async def _spawn(self, spec: WorkerSpec) -> asyncio.subprocess.Process:
         self.num_starts += 1
+        self.has_started.set()
         self.arguments.append(spec.arguments)
         if self._status is None:
             raise OSError(24, "Too many open files")
@@ -76,6 +78,22 @@ async def test_a_worker_that_is_started_again_gets_the_pool_that_it_had() -> Non
 async def test_a_worker_with_a_wrong_setting_is_not_started_again() -> None:
     launcher, reason = await outcome(EXIT_CONFIG)
     assert launcher.exits == [reason] == ["exit status 2"]
+
+
+@pytest.mark.parametrize("status", [0, EXIT_FAILED, EXIT_CONFIG])
+async def test_a_worker_that_ends_while_the_server_stops_is_neither_started_again_nor_given_up(
+    status: int,
+) -> None:
+    launcher = Scripted(status)
+    launcher.start([SPEC])
+    try:
+        async with asyncio.timeout(DEADLINE_S):
+            await launcher.has_started.wait()
+            launcher.start_no_more()
+            await asyncio.gather(*(running.task for running in launcher._running.values() if running.task))
+        assert (launcher.num_starts, len(launcher.exits), launcher.given_up.done()) == (1, 1, False)
+    finally:
+        await launcher.stop(0.0, told=())
 
 
 async def test_a_worker_that_the_system_cannot_start_is_given_up_with_the_reason() -> None:
