@@ -116,6 +116,11 @@ class Membership:
             self._turn_away(worker_id, incarnation)
             return
         reason = self.registry.refusal(offer)
+        if self._config.strict and offer.itl_budget_s is not None:
+            reason = reason or (
+                f"worker {worker_id} is a hybrid (--hybrid, --itl-budget {offer.itl_budget_s * 1e3:g}), this server is "
+                "--strict; start the worker without --hybrid, or the server without --strict"
+            )
         if (offer.worker_id, offer.incarnation) != (worker_id, incarnation):
             reason = (
                 f"worker {offer.worker_id}/{offer.incarnation} registers over the connection of "

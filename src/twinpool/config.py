@@ -249,6 +249,7 @@ class CoordinatorConfig:
     Workers heartbeat every `heartbeat_s` (the Welcome tells them); one that is not heard of for `lease_s` is lost.
     Health is bad when nothing has moved for `stall_s` although there is work. A link between workers that was measured
     below `min_link_gb_per_s` (1e9 bytes per second; about a Gbit network) is used, and reported as an error.
+    Where it is `strict` no hybrid worker joins.
     """
 
     host: str = "127.0.0.1"
@@ -268,6 +269,7 @@ class CoordinatorConfig:
     lease_s: float = 5.0
     start_timeout_s: float = 120.0
     finished_timelines: int = 1000
+    strict: bool = False
     join_token: JoinToken = field(default_factory=JoinToken.fresh, compare=False)
 
     def __post_init__(self) -> None:

@@ -39,7 +39,11 @@ def driver() -> CoreDriver:
     ("changes", "mine", "theirs"),
     [
         ({"fingerprint": "model-2"}, "fingerprint model-2", "model-1"),
-        ({"fingerprint": "model-1 with int8 weights"}, "fingerprint model-1 with int8 weights", "has model-1;"),
+        (
+            {"fingerprint": "model-1 with int8 weights"},
+            "fingerprint model-1 with int8 weights",
+            "has model-1;",
+        ),
         ({"layout": replace(LAYOUT, dtype=Dtype.BFLOAT16)}, "dtype bfloat16", "float32"),
         ({"layout": replace(LAYOUT, block_size=32)}, "block size 32", "16"),
         ({"layout": replace(LAYOUT, num_kv_heads=4)}, "num_kv_heads=4", "num_kv_heads=1"),
@@ -58,6 +62,17 @@ def test_a_worker_that_does_not_match_is_denied_with_both_values(
     assert theirs in denied.reason.split(mine)[1]
     assert driver.core.registry.get("decode-0") is None
     assert driver.count(CoordinatorMetric.WORKERS_DENIED) == 1
+
+
+def test_a_strict_server_denies_a_hybrid_and_takes_the_same_worker_when_it_is_none() -> None:
+    driver = CoreDriver(strict=True)
+    driver.join("decode-0", Role.DECODE, itl_budget_s=0.1)
+    (denied,) = driver.sent_to("decode-0")
+    assert isinstance(denied, Denied)
+    assert "decode-0 is a hybrid (--hybrid, --itl-budget 100), this server is --strict" in denied.reason
+    assert len(driver.core.registry) == 0
+    driver.join("decode-0", Role.DECODE, "b")
+    assert len(driver.core.registry) == 1
 
 
 def test_the_terms_of_the_first_worker_outlive_it(driver: CoreDriver) -> None:

@@ -99,7 +99,11 @@ def run(args: argparse.Namespace) -> int:
         )
     engine_config(args, "", 1 if args.threads is None else args.threads, (), workers_on_host=1)
     config: CoordinatorConfig = config_from(
-        args, CoordinatorConfig, control=args.control, join_token=token_to_serve_with(args)
+        args,
+        CoordinatorConfig,
+        control=args.control,
+        strict=args.strict,
+        join_token=token_to_serve_with(args),
     )
     gateway = gateway_config(args)
     collector.put_off()
