@@ -86,8 +86,8 @@ class Admission:
     def waited_in_vain(self, now: float) -> RequestError:
         """Why a request waited for `max_wait_s` without being run: all workers are busy, or there are none."""
         max_wait_s = self._config.max_wait_s
-        is_ready, missing = self._registry.ready()
-        if not is_ready:
+        can_run, missing = self._registry.can_run()
+        if not can_run:
             return NoWorker(f"the request could not be run for {max_wait_s:g} s: {missing}")
         predicted_s = self.pace.seconds_for(len(self._queue), self._queue.num_tokens, now)
         return QueueFull(
@@ -96,8 +96,8 @@ class Admission:
         )
 
     def _no_worker(self) -> NoWorker | None:
-        is_ready, why = self._registry.ready()
-        return None if is_ready else NoWorker(f"the server cannot run requests now: {why}")
+        can_run, why = self._registry.can_run()
+        return None if can_run else NoWorker(f"the server cannot run requests now: {why}")
 
     def _never_fits(self, num_prompt: int, max_tokens: int) -> RequestError | None:
         if num_prompt == 0:

@@ -18,15 +18,13 @@ from twinpool.coordinator.lifecycle import Request
 from twinpool.coordinator.pace import AnswerLengths
 from twinpool.coordinator.registry import Registry, Worker
 from twinpool.coordinator.timeline import Prediction, Way
-from twinpool.step_pace import LEAST_CHUNK_TOKENS, StepPace, prompt_limit_s
+from twinpool.step_pace import LEAST_CHUNK_TOKENS, StepPace
 
 LEAST_GAIN = 0.1
 """By this part of what it replaces the other way must be sooner: predictions err, and the split disturbs nobody."""
 ALONE_CHUNK_TOKENS = 256
 """What a prefill worker without streams computes in one step, about."""
 MAX_RECORDED = 4
-LEAST_PREFILL_CHUNK_TOKENS = 64
-"""A prefill worker takes no stream that would leave its prompts smaller chunks than this."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,14 +100,10 @@ class HybridChooser:
         return Prediction(Way.SPLIT, prefill.worker_id, decode.worker_id, first_s, rest_s)
 
     def _whole(self, request: Request, worker: Worker) -> Prediction | None:
-        is_decode = worker.role is Role.DECODE
-        least_tokens = LEAST_CHUNK_TOKENS if is_decode else LEAST_PREFILL_CHUNK_TOKENS
         first_s, pace = self._prompt_s(request, worker), worker.pace
-        if first_s is None or pace is None:
+        if first_s is None or pace is None or not worker.has_room_for_whole(worker.num_sequences):
             return None
-        if _chunk_tokens(worker, pace, 0 if is_decode else 1) < least_tokens:
-            return None
-        way = Way.LOCAL_PREFILL if is_decode else Way.LOCAL_DECODE
+        way = Way.LOCAL_PREFILL if worker.role is Role.DECODE else Way.LOCAL_DECODE
         rest_s = self._decode_s(request, worker, pace)
         return Prediction(way, worker.worker_id, worker.worker_id, first_s, rest_s)
 
@@ -120,7 +114,7 @@ class HybridChooser:
             return None
         chunk_tokens = ALONE_CHUNK_TOKENS
         if worker.role is Role.DECODE or num_sequences:
-            chunk_tokens = max(LEAST_CHUNK_TOKENS, _chunk_tokens(worker, pace, 0))
+            chunk_tokens = max(LEAST_CHUNK_TOKENS, worker.prompt_tokens_beside(num_sequences))
         return pace.prompt_s(self._tokens_before(request, worker), num_sequences, chunk_tokens)
 
     def _tokens_before(self, request: Request, worker: Worker) -> int:
@@ -131,12 +125,6 @@ class HybridChooser:
         most = request.submission.sampling.max_tokens - len(request.emitted)
         num_steps = max(0.0, self._answers.expected(most) - 1)
         return num_steps * pace.decode_step_s(worker.num_sequences + 1)
-
-
-def _chunk_tokens(worker: Worker, pace: StepPace, num_joining: int) -> int:
-    """Prompt tokens of one step within the budget, beside the worker's sequences and so many more."""
-    limit_s = prompt_limit_s(worker.info.itl_budget_s or 0.0)
-    return pace.prompt_tokens_within(limit_s, worker.num_sequences + num_joining)
 
 
 def _is_worth_it(whole: Prediction, split: Prediction) -> bool:

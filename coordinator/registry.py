@@ -9,9 +9,11 @@ from twinpool.config import Role
 from twinpool.coordinator.lifecycle import Leg, LegKind
 from twinpool.messages import PROTOCOL_VERSION, LinkFailed, LinkReady, PeerInfo, Peers, Register, WorkerStats
 from twinpool.request import RequestKey
-from twinpool.step_pace import StepPace
+from twinpool.step_pace import LEAST_CHUNK_TOKENS, StepPace, prompt_limit_s
 
 MAX_REMEMBERED_POOLS = 1024
+LEAST_PREFILL_CHUNK_TOKENS = 64
+"""A prefill worker takes no stream that would leave its prompts smaller chunks than this."""
 OTHER_ROLE = {Role.PREFILL: Role.DECODE, Role.DECODE: Role.PREFILL}
 
 
@@ -66,6 +68,19 @@ class Worker:
     def pace(self) -> StepPace | None:
         """How long a hybrid's steps take, by its last heartbeat."""
         return None if self.stats is None else self.stats.pace
+
+    def prompt_tokens_beside(self, num_sequences: int) -> int:
+        """Prompt tokens of a hybrid's step within its budget, beside so many sequences; 0 if it takes none or nothing
+        is known of its pace."""
+        if self.pace is None or self.info.itl_budget_s is None:
+            return 0
+        return self.pace.prompt_tokens_within(prompt_limit_s(self.info.itl_budget_s), num_sequences)
+
+    def has_room_for_whole(self, num_sequences: int) -> bool:
+        """Whether a hybrid's budget leaves room for one more request whole, prompt and answer, beside so many."""
+        if self.role is Role.DECODE:
+            return self.prompt_tokens_beside(num_sequences) >= LEAST_CHUNK_TOKENS
+        return self.prompt_tokens_beside(num_sequences + 1) >= LEAST_PREFILL_CHUNK_TOKENS
 
     @property
     def num_sequences(self) -> int:
@@ -240,6 +255,16 @@ class Registry:
             why = f": {failed[0]}" if failed else " yet"
             return False, f"no prefill worker is linked to a decode worker{why}"
         return True, f"{len(prefill)} prefill and {len(decode)} decode worker(s), {linked} link(s)"
+
+    def can_run(self) -> tuple[bool, str]:
+        """As `ready`, but where a pool is missing a hybrid that can run requests whole is enough."""
+        is_ready, why = self.ready()
+        wholes = sum(worker.has_room_for_whole(0) for worker in self)
+        return (
+            (is_ready, why)
+            if is_ready or not wholes
+            else (True, f"{why}; {wholes} hybrid(s) run requests whole")
+        )
 
     def max_model_len(self) -> int | None:
         """The longest sequence that every worker can hold, in tokens; None before the first has joined."""

@@ -187,7 +187,7 @@ class CoordinatorCore:
         if not len(self.queue):
             return
         for role, reason in self._given_up.items():
-            if not self.registry.of_role(role):
+            if not self.registry.of_role(role) and not self.registry.can_run()[0]:
                 self._clients.no_worker(f"the {role} pool has no worker left: {reason}", now)
         limit = self._config.max_in_flight
         if limit is None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import msgspec
 import pytest
 from support.coordinator_core import CoreDriver, stats
 
 from twinpool.config import Role
+from twinpool.coordinator.events import PoolGivenUp
 from twinpool.coordinator.timeline import Attempt, Way
-from twinpool.messages import Generate, Heartbeat, Prefill, PrefillReport, Reserve
+from twinpool.messages import Generate, Heartbeat, Peers, Prefill, PrefillReport, Reserve
 from twinpool.metrics import CoordinatorMetric, Timing
 from twinpool.request import FinishReason, RequestKey, RequestState
 from twinpool.step_pace import StepPace
@@ -97,6 +100,31 @@ def test_a_decode_worker_whose_streams_fill_the_budget_gets_no_prompt() -> None:
     for i in range(3):
         driver.submit(f"r{i}", num_prompt=200, first=1000 * i)
     assert Way.LOCAL_PREFILL not in ways(driver, 2)
+
+
+@pytest.mark.parametrize("lost", ["P", "D"])
+def test_without_one_pool_the_hybrid_of_the_other_runs_requests_whole(lost: str) -> None:
+    driver = hybrids()
+    driver.lose(lost)
+    driver.do(PoolGivenUp(Role.PREFILL if lost == "P" else Role.DECODE, "it is broken"))
+    driver.submit("r0", num_prompt=100)
+    assert driver.refusals == {}
+    (left,) = {"P", "D"} - {lost}
+    assert [type(m) for m in driver.sent_to(left)] == [Peers, Generate]
+    driver.token(left, 0, FinishReason.STOP, request_id="r0")
+    assert driver.finish("r0") is FinishReason.STOP
+    driver.answer_cancels()
+    driver.assert_empty()
+
+
+@pytest.mark.parametrize("base_s", [0.090, None])
+def test_without_prefill_pool_a_hybrid_with_no_room_in_its_budget_or_of_unknown_pace_gets_no_request(
+    base_s: float | None,
+) -> None:
+    driver = hybrids(None if base_s is None else replace(PACE, base_s=base_s))
+    driver.lose("P")
+    driver.submit("r0", num_prompt=100)
+    assert "the prefill pool is empty" in str(driver.refusals["r0"])
 
 
 def test_a_decode_worker_that_holds_the_prefix_wins() -> None:
