@@ -42,11 +42,21 @@ class Comparison:
     key: str
     before: Reached
     now: float | None
+    is_noisy: bool = False
 
     @property
     def is_worse(self) -> bool:
-        """Whether it is beyond its tolerance, or gone."""
-        return self.now is None or self.now > self.before.most
+        """Whether it is beyond its tolerance in a quiet measurement, or gone."""
+        return self.now is None or (self._is_beyond and not self.is_noisy)
+
+    @property
+    def is_undecided(self) -> bool:
+        """Whether it is beyond its tolerance, but in a measurement too noisy to blame it."""
+        return self._is_beyond and self.is_noisy
+
+    @property
+    def _is_beyond(self) -> bool:
+        return self.now is not None and self.now > self.before.most
 
     def __str__(self) -> str:
         if self.now is None:
@@ -110,8 +120,13 @@ def made_of(runs: Sequence[EngineReport]) -> dict[str, Reached]:
 
 def compare(run: EngineReport, baseline: Baseline) -> list[Comparison]:
     """Every operation of the baseline, in its order, beside the run."""
-    now = {row.key: row.ratio for row in run.measurements}
-    return [Comparison(key, before, now.get(key)) for key, before in baseline.items()]
+    now = {row.key: row for row in run.measurements}
+    return [
+        Comparison(key, before, now[key].ratio, now[key].is_noisy)
+        if key in now
+        else Comparison(key, before, None)
+        for key, before in baseline.items()
+    ]
 
 
 def _reached(ratios: Sequence[float], spread: float) -> Reached:

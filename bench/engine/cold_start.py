@@ -27,13 +27,16 @@ def cold_start(bench: Bench, directory: Path, dtype: str, device: str, threads: 
     """Measures the parts, and the whole from the start of the process to its end.
 
     Raises:
-        ModelError: a process failed; its own words say why.
+        ModelError: a process failed, its own words say why; or it took too long.
     """
     found: dict[str, list[float]] = {name: [] for name in ("process", *_PARTS.values())}
     command = [sys.executable, "-m", __name__, str(directory), dtype, device, str(threads)]
     for _ in range(rounds):
         started = time.perf_counter()
-        child = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=_LIMIT_S, check=False)
+        try:
+            child = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=_LIMIT_S, check=False)
+        except subprocess.TimeoutExpired as exc:
+            raise ModelError(f"a cold start did not end within {_LIMIT_S:.0f} s") from exc
         found["process"].append(time.perf_counter() - started)
         if child.returncode:
             raise ModelError(f"a cold start ended with status {child.returncode}; its error is above")

@@ -17,6 +17,8 @@ _PACKAGES = ("twinpool", "torch", "numpy", "numba", "llvmlite", "triton", "ucxx-
 _TELLING = ("avx2", "avx512f", "avx512_bf16", "avx512_vnni", "amx_bf16", "asimd", "bf16")
 """Features that decide which kernels run."""
 _LIMIT_S = 5.0
+BUSY_LOAD = 0.5
+"""The load average per core beyond which figures are doubted."""
 
 
 def describe(device: torch.device) -> dict[str, Any]:
@@ -39,6 +41,14 @@ def machine_class(device: torch.device) -> str:
     features = processor().features
     flags = [flag for flag in _TELLING if flag in features]
     return " ".join([platform.machine(), *flags, f"{os.cpu_count()} cores"])
+
+
+def load_warning() -> str | None:
+    """A line if more runs on this machine than a measurement stands; None if not, or if the system does not tell."""
+    num_cores = os.cpu_count() or 1
+    if not hasattr(os, "getloadavg") or (load := os.getloadavg()[0]) <= num_cores * BUSY_LOAD:
+        return None
+    return f"busy machine: its load average is {load:.1f} on {num_cores} cores; end what else runs, measure again"
 
 
 def _version(package: str) -> str | None:

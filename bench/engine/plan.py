@@ -18,14 +18,16 @@ from twinpool.bench.engine.machine import describe
 from twinpool.bench.engine.measuring import Bench
 from twinpool.bench.engine.model_bed import BLOCK_SIZE, ModelBed, shape_of
 from twinpool.bench.engine.report import EngineReport, Measurement
-from twinpool.bench.engine.timing import timer_for
-from twinpool.config import require
+from twinpool.bench.engine.timing import spread, timer_for
 from twinpool.coordinator.launch import usable_cores
 from twinpool.engine.model_config import ModelConfig
 from twinpool.engine.model_runner import resolve_device, resolve_dtype
+from twinpool.errors import ModelError, TransferError
 from twinpool.layout import Dtype
 
 CEILING_ROUNDS = 7
+MOST_MOVED = 0.2
+"""A machine whose limits differ more before anything else is measured is doing something else."""
 Cases = Sequence[tuple[str, Sequence[Piece]]]
 
 
@@ -94,8 +96,8 @@ QUICK = Sizes(
 class Settings:
     """What to measure on.
 
-    `cores` are pinned to (empty: not); `other_core` is the far end's of a transfer (None: any). `only` names groups
-    (empty: all), or the ceilings.
+    `cores`, of those that this process may use, are pinned to (empty: not); `other_core` is the far end's of a transfer
+    (None: any). `only` names groups (empty: all), or the ceilings.
     """
 
     directory: Path
@@ -198,38 +200,48 @@ _MEASURE: tuple[Callable[[Run], None], ...] = (
 )
 
 
-def measure(settings: Settings, publish: Callable[[Measurement], None]) -> EngineReport:
-    """Runs the chosen groups in order; after Ctrl-C the report has what was found until then.
+def measure(
+    settings: Settings, publish: Callable[[Measurement], None], warn: Callable[[str], None]
+) -> EngineReport:
+    """Runs the chosen groups in order; after Ctrl-C the report has what was found until then, and a group that fails
+    later than the first result leaves those of the others. `warn` is told at once why figures may be wrong.
 
     Raises:
         ConfigError: a setting does not fit the model or this machine.
-        ModelError: the model cannot be read or run.
-        TransferError: a link failed.
+        ModelError: the model cannot be read or run, and nothing is measured yet.
+        TransferError: a link failed, and nothing is measured yet.
     """
     usable = usable_cores()
-    allowed = "cores among " + ",".join(map(str, usable))
-    require("--cores", ",".join(map(str, settings.cores)), set(settings.cores) <= set(usable), allowed)
     device = resolve_device(settings.device)
     dtype = resolve_dtype(settings.dtype, device)
     shape = shape_of(ModelConfig.from_dir(settings.directory), dtype)
-    ceilings = _other_ceilings(device, dtype, settings.threads, len(usable))
+    others = _other_ceilings(device, dtype, settings.threads, len(usable))
     if settings.cores and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, settings.cores)
     limits = limits_of(device, _torch(dtype), settings.threads)
     sizes = settings.sizes
     bench = Bench(timer_for(device), limits, sizes.rounds, sizes.most_s, publish)
     run = Run(settings, device, dtype, bench)
+    failed: dict[str, str] = {}
+    warnings: list[str] = []
     is_complete = False
     try:
         for _ in range(CEILING_ROUNDS):
             bench.measure_limits()
+        warnings = _moved(bench.ceilings)
+        for line in warnings:
+            warn(line)
         for name, group in zip(GROUPS, _MEASURE, strict=True):
             if not settings.only or name in settings.only:
-                group(run)
+                try:
+                    group(run)
+                except (ModelError, TransferError) as exc:
+                    if not bench.measurements:
+                        raise
+                    failed[name] = str(exc)
         is_complete = True
     except KeyboardInterrupt:
         pass  # the report says that it is not complete
-    ceilings[_name(settings.threads, dtype)] = _median(bench.ceilings)
     return EngineReport(
         machine=describe(device),
         settings={
@@ -243,9 +255,11 @@ def measure(settings: Settings, publish: Callable[[Measurement], None]) -> Engin
             "only": settings.only,
             "shape": shape,
         },
-        ceilings=ceilings,
+        ceilings={_name(settings.threads, dtype): _median(bench.ceilings), **others},
         measurements=tuple(bench.measurements),
         skipped=run.skipped,
+        failed=failed,
+        warnings=tuple(warnings),
         is_complete=is_complete,
     )
 
@@ -272,6 +286,19 @@ def _median(rounds: Sequence[Ceilings]) -> Ceilings:
         statistics.median(ceilings.bytes_per_s for ceilings in rounds),
         statistics.median(ceilings.flops_per_s for ceilings in rounds),
     )
+
+
+def _moved(rounds: Sequence[Ceilings]) -> list[str]:
+    """A line for each limit that was another from round to round."""
+    limits = {
+        "bandwidth of memory": [ceilings.bytes_per_s for ceilings in rounds],
+        "rate of products": [ceilings.flops_per_s for ceilings in rounds],
+    }
+    return [
+        f"busy machine: the {name} moves by {width:.0%}; end what else runs, measure again"
+        for name, seen in limits.items()
+        if (width := spread(seen)) > MOST_MOVED
+    ]
 
 
 def _name(threads: int, dtype: Dtype) -> str:

@@ -16,6 +16,11 @@ if TYPE_CHECKING:
 
 FORMAT = 1
 """Of the JSON; another number means other fields."""
+_LEAST_SAMPLES = 2
+"""Fewer have no spread."""
+RATIO_WORDS = (
+    "ratio: the median of the rounds' ratios, each to its own round's floor; so not just median over floor"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,13 +78,19 @@ class Measurement:
 
 @dataclass(frozen=True, slots=True)
 class EngineReport:
-    """One run. `machine` and `settings` are JSON values; `ceilings` are medians by name, like "1 thread, bfloat16"."""
+    """One run. `machine` and `settings` are JSON values.
+
+    `ceilings` are medians by name, like "1 thread, bfloat16"; the first are those that the floors come from. `skipped`
+    and `failed` say why something was not measured, `warnings` why figures may be wrong. Not complete: interrupted.
+    """
 
     machine: Mapping[str, Any]
     settings: Mapping[str, Any]
     ceilings: Mapping[str, Ceilings]
     measurements: tuple[Measurement, ...] = ()
     skipped: Mapping[str, str] = field(default_factory=dict)
+    failed: Mapping[str, str] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
     is_complete: bool = True
 
     def to_json(self) -> str:
@@ -105,14 +116,18 @@ class EngineReport:
         return table
 
     def words(self) -> list[str]:
-        """What the table does not say: the ceilings, what was noisy, what was left out."""
-        lines = [
+        """What the table does not say: how to read it, the ceilings, what was noisy, left out, or failed."""
+        shown = list(self.ceilings.items())[: 1 if self.measurements else None]
+        lines = [RATIO_WORDS] if self.measurements else []
+        lines += [
             f"ceiling, {name}: {limits.bytes_per_s / 1e9:,.1f} GB/s, {limits.flops_per_s / 1e9:,.0f} GFLOP/s"
-            for name, limits in self.ceilings.items()
+            for name, limits in shown
         ]
+        lines += self.warnings
         if noisy := [row.key for row in self.measurements if row.is_noisy]:
             lines.append(f"noisy (spread over {NOISY_SPREAD:.0%}), measure again: {'; '.join(noisy)}")
         lines += [f"not measured, {what}: {reason}" for what, reason in self.skipped.items()]
+        lines += [f"FAILED, {what}: {reason}" for what, reason in self.failed.items()]
         if not self.is_complete:
             lines.append("interrupted: these are the results so far")
         return lines
@@ -128,8 +143,14 @@ def cells(row: Measurement) -> Sequence[str]:
         "" if floor_s is None else duration(floor_s),
         row.floor if row.floor_s else "",
         "" if row.ratio is None else f"{row.ratio:.2f}",
-        f"{row.spread:.0%}{' noisy' if row.is_noisy else ''}",
+        "–" if len(row.seconds) < _LEAST_SAMPLES else f"{row.spread:.0%}{' noisy' if row.is_noisy else ''}",
     )
+
+
+def progress(row: Measurement) -> str:
+    """One line for who waits, understood without the table's head."""
+    beside = "" if row.ratio is None else f", {row.ratio:.2f} times its floor"
+    return f"{row.key}: {duration(row.median_s)}{beside}{' (noisy)' if row.is_noisy else ''}"
 
 
 def duration(seconds: float) -> str:

@@ -50,7 +50,10 @@ def transfers(
                 continue
             if name is TransportName.UCX and perftest is None:
                 skipped["UCX beside its own benchmark"] = "ucx_perftest is not installed; memcpy is its floor"
-            loop.run(_measure(bench, name, layout, prompts, core, perftest))
+            try:
+                loop.run(_measure(bench, name, layout, prompts, core, perftest))
+            except TimeoutError as exc:
+                raise TransferError(f"{name}: the other end did not answer within {_LIMIT_S:.0f} s") from exc
 
 
 async def _measure(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 from collections.abc import Iterator, Sequence
@@ -12,7 +13,8 @@ import pytest
 import torch
 from support.served_model import save_served_model
 
-from twinpool.bench.engine import GROUPS, ceilings
+from twinpool.bench.engine import GROUPS, ceilings, cold_start
+from twinpool.bench.engine import report as engine_report
 from twinpool.bench.engine.machine import machine_class
 from twinpool.bench.limits import EngineFigures, LimitsUnknown
 from twinpool.cli import main
@@ -55,7 +57,10 @@ def test_a_quick_run_measures_every_part_beside_its_floor_and_writes_all_of_it(
     said = capsys.readouterr()
     assert "decode: batch 1, context 512" in said.out
     assert "ceiling, 1 thread, float32" in said.out
-    assert "decode: batch 1, context 512" in said.err
+    assert said.err.startswith("measuring ")
+    assert "about 1 minute" in said.err
+    assert "decode: batch 1, context 512: " in said.err
+    assert "times its floor" in said.err
     figures = EngineFigures.read(report.read_text())
     assert figures.shape.vocab == 320
     assert figures.ratios["decode: batch 1, context 512"] > 0
@@ -63,8 +68,9 @@ def test_a_quick_run_measures_every_part_beside_its_floor_and_writes_all_of_it(
 
 
 def test_a_run_within_its_baseline_passes_and_one_beyond_fails_by_name(
-    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(engine_report, "NOISY_SPREAD", math.inf)
     file = tmp_path / "baseline.json"
     only = ("--only", "sampling")
     assert bench(model, *only, "--renew", str(file), "--passes", "2") == 0
@@ -90,10 +96,15 @@ def test_a_machine_without_a_baseline_is_told_so_and_is_no_success(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "baseline.json"
+    assert bench(model, "--only", "ceilings", "--check", str(file)) == 3
+    assert f"NOT CHECKED: there is no file {file}" in capsys.readouterr().err
     for known in ("another machine", machine_class(torch.device("cpu"))):
         file.write_text(json.dumps({known: {}}))
         assert bench(model, "--only", "ceilings", "--check", str(file)) == 3
-        assert "NOT CHECKED" in capsys.readouterr().err
+        said = capsys.readouterr()
+        assert "NOT CHECKED" in said.err
+        assert said.out == ""
+        assert "measuring" not in said.err
 
 
 def test_a_broken_baseline_is_told_before_anything_is_measured(
@@ -155,6 +166,18 @@ def test_ctrl_c_prints_and_writes_what_was_found_until_then(
     values = json.loads(report.read_text())
     assert not values["is_complete"]
     assert [row["group"] for row in values["measurements"]] == ["attention"]
+
+
+def test_a_part_that_fails_costs_only_itself(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    report = tmp_path / "report.json"
+    monkeypatch.setattr(cold_start, "_LIMIT_S", 0.01)
+    assert bench(model, "--only", "sampling,start", "--json", str(report)) == 4
+    assert "FAILED, start: a cold start did not end within" in capsys.readouterr().out
+    values = json.loads(report.read_text())
+    assert values["failed"].keys() == {"start"}
+    assert {row["group"] for row in values["measurements"]} == {"sampling"}
 
 
 def test_a_report_of_something_else_is_told() -> None:

@@ -15,7 +15,7 @@ from twinpool.bench.engine.floors import Ceilings, Work
 from twinpool.bench.engine.measuring import Bench
 from twinpool.bench.engine.perftest import Perftest
 from twinpool.bench.engine.plot import draw, on_the_roofline
-from twinpool.bench.engine.report import EngineReport, Measurement, duration
+from twinpool.bench.engine.report import EngineReport, Measurement, cells, duration
 from twinpool.bench.engine.timing import CpuTimer, spread
 from twinpool.errors import ConfigError, TransferError
 
@@ -53,6 +53,16 @@ def test_an_operation_without_a_floor_has_no_ratio_and_its_durations_tell_the_sp
     assert alone.ratio is None
     assert alone.rate is None
     assert alone.spread == pytest.approx(0.5)
+
+
+def test_one_sample_has_no_spread_and_the_words_below_the_table_name_the_ceilings_that_count() -> None:
+    assert cells(Measurement("start", "process", (1.0,)))[-1] == "–"
+    found = EngineReport({}, {}, {"1 thread": LIMITS, "2 threads": LIMITS}, (ROW,), failed={"start": "why"})
+    words = "\n".join(found.words())
+    assert "ratio: the median of the rounds' ratios" in words
+    assert "ceiling, 1 thread" in words
+    assert "2 threads" not in words
+    assert "FAILED, start: why" in words
 
 
 def test_json_has_every_sample_and_what_follows_from_them() -> None:
@@ -128,6 +138,15 @@ def test_a_ratio_beyond_its_tolerance_is_worse_and_one_within_is_not() -> None:
     assert not within.is_worse
     assert beyond.is_worse
     assert str(beyond) == "decode: batch 1: 2.41 times its floor; baseline 2.00, at most 2.40"
+
+
+def test_a_noisy_operation_beyond_its_tolerance_is_not_judged() -> None:
+    wide = report(replace(ROW, seconds=(2.0, 3.0, 9.0), floor_s=(1.0,) * 3))
+    (beyond,) = baseline.compare(wide, {"decode: batch 1": Reached(2.0, 0.2)})
+    (within,) = baseline.compare(wide, {"decode: batch 1": Reached(3.0, 0.2)})
+    assert beyond.is_undecided
+    assert not beyond.is_worse
+    assert not within.is_undecided
 
 
 def test_an_operation_that_is_gone_is_worse() -> None:

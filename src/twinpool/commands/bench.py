@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from twinpool.bench.engine.plan import Settings
     from twinpool.bench.engine.report import EngineReport, Measurement
 
-EXIT_GOOD, EXIT_WORSE, EXIT_NO_BASELINE, EXIT_INTERRUPTED = 0, 1, 3, 130
+EXIT_GOOD, EXIT_WORSE, EXIT_NO_BASELINE, EXIT_PART_FAILED, EXIT_INTERRUPTED = 0, 1, 3, 4, 130
+FULL_MINUTES, QUICK_MINUTES = 3, 1
 _WIDTH = 130
 """Columns of the table where there is no terminal to tell."""
 
@@ -28,16 +29,17 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser = subparsers.add_parser(
         "bench",
         help="measure the engine beside this machine's limits",
-        description="Measures; `twinpool bench engine --help` says what.",
+        description="PART is `engine`; `twinpool bench engine --help` says what it measures.",
     )
-    parts = parser.add_subparsers(title="what to measure", metavar="PART", required=True)
+    parts = parser.add_subparsers(title="what to measure", metavar="engine", required=True, dest="part")
     engine = parts.add_parser(
         "engine",
         help="each operation beside its floor: what the machine's memory and arithmetic allow",
         description="Measures this machine's limits (reading memory, multiplying matrices, copying) and, in the same "
         "run, each part of the engine; prints each beside its floor. Nothing else should run meanwhile.",
         epilog="Exit status: 0; 1 an operation is worse than its baseline; 2 a setting is wrong; 3 there is no "
-        "baseline for such a machine; 130 Ctrl-C (what was found until then is printed and written).",
+        "baseline for such a machine (told before anything is measured); 4 a part failed (the others are printed and "
+        "written); 130 Ctrl-C (what was found until then is printed and written).",
     )
     engine.add_argument(
         "model",
@@ -45,7 +47,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         metavar="MODEL",
         help="Hugging Face id, directory or .gguf file (default: the built-in SmolLM2-135M-Instruct)",
     )
-    engine.add_argument("--quick", action="store_true", help="fewer sizes and rounds: under a minute")
+    engine.add_argument(
+        "--quick", action="store_true", help="fewer sizes and rounds: about a minute, not three"
+    )
     engine.add_argument(
         "--only", default="", metavar="LIST", help=f"of {', '.join(GROUPS)}; or {CEILINGS} (default: all)"
     )
@@ -74,6 +78,7 @@ def run(args: argparse.Namespace) -> int:
 
     Raises:
         ConfigError, ModelError, TransferError: as `bench.engine.plan.measure`.
+        ConfigError: a file cannot be read or written.
     """
     settings = _settings(args)
     from twinpool.bench.engine import baseline
@@ -82,7 +87,12 @@ def run(args: argparse.Namespace) -> int:
     judge = args.renew or args.check
     # First: a broken file is told before minutes are spent.
     known: dict[str, Baseline] = baseline.read(judge) if judge else {}
-    reports = [measure(settings, _published) for _ in range(args.passes if args.renew else 1)]
+    if args.check is not None and (reason := _without_baseline(args.check, known, settings.device)):
+        print(f"NOT CHECKED: {reason}; make one with `make bench-baseline`", file=sys.stderr)
+        return EXIT_NO_BASELINE
+    passes = args.passes if args.renew else 1
+    _announce(settings, passes)
+    reports = [measure(settings, _published, _said) for _ in range(passes)]
     report = reports[-1]
     _show(report)
     if args.json is not None:
@@ -91,9 +101,11 @@ def run(args: argparse.Namespace) -> int:
         _plot(args.plot, report)
     if not all(each.is_complete for each in reports):
         return EXIT_INTERRUPTED
+    if any(each.failed for each in reports):
+        return EXIT_PART_FAILED
     if args.renew is not None:
         return _renew(args.renew, known, reports)
-    return EXIT_GOOD if args.check is None else _check(args.check, known, report)
+    return EXIT_GOOD if args.check is None else _check(known, report)
 
 
 def _settings(args: argparse.Namespace) -> Settings:
@@ -109,6 +121,8 @@ def _settings(args: argparse.Namespace) -> Settings:
     EngineConfig("", args.dtype, args.device, threads=args.threads)
     usable = usable_cores()
     cores = parse_cores(args.cores) or tuple(usable[-args.threads :])
+    allowed = "cores among " + ",".join(map(str, usable))
+    require("--cores", ",".join(map(str, cores)), set(cores) <= set(usable), allowed)
     others = [core for core in usable if core not in cores]
     from twinpool.bench.engine.plan import Settings
     from twinpool.bench.engine.plot import SUFFIXES
@@ -134,11 +148,30 @@ def _settings(args: argparse.Namespace) -> Settings:
     )
 
 
-def _published(row: Measurement) -> None:
-    """Each result as it comes, on standard error."""
-    from twinpool.bench.engine.report import cells
+def _announce(settings: Settings, passes: int) -> None:
+    """What runs now, for how long, and whether the machine is free for it."""
+    from twinpool.bench.engine.machine import load_warning
 
-    print("  ".join(cell for cell in cells(row) if cell), file=sys.stderr, flush=True)
+    minutes = passes * (QUICK_MINUTES if settings.is_quick else FULL_MINUTES)
+    parts = ", ".join(settings.only or GROUPS)
+    _said(
+        f"measuring {settings.model}: {parts}; the default model takes {'up to' if settings.only else 'about'} "
+        f"{minutes} minute{'' if minutes == 1 else 's'}, the table comes at the end"
+    )
+    if (warning := load_warning()) is not None:
+        _said(warning)
+
+
+def _published(row: Measurement) -> None:
+    """Each result as it comes."""
+    from twinpool.bench.engine.report import progress
+
+    _said(progress(row))
+
+
+def _said(line: str) -> None:
+    """To who waits: standard output is the report's."""
+    print(line, file=sys.stderr, flush=True)
 
 
 def _show(report: EngineReport) -> None:
@@ -154,7 +187,7 @@ def _show(report: EngineReport) -> None:
 def _plot(path: Path, report: EngineReport) -> None:
     from twinpool.bench.engine.plot import draw
 
-    name, ceilings = list(report.ceilings.items())[-1]
+    name, ceilings = next(iter(report.ceilings.items()))
     title = f"{report.settings['what']} on {report.machine['cpu']}"
     draw(path, title, name, ceilings, report.measurements)
     print(f"roofline plot: {path}")
@@ -177,19 +210,29 @@ def _renew(path: Path, known: dict[str, Baseline], reports: list[EngineReport]) 
     return EXIT_GOOD
 
 
-def _check(path: Path, known: dict[str, Baseline], report: EngineReport) -> int:
+def _without_baseline(path: Path, known: dict[str, Baseline], device: str) -> str:
+    """Why a run on this machine could not be compared with the file at `path`; empty if it can."""
+    from twinpool.bench.engine.machine import machine_class
+    from twinpool.engine.model_runner import resolve_device
+
+    if not path.exists():
+        return f"there is no file {path}"
+    machine = machine_class(resolve_device(device))
+    return "" if known.get(machine) else f"{path} has no baseline for {machine!r}"
+
+
+def _check(known: dict[str, Baseline], report: EngineReport) -> int:
     from twinpool.bench.engine import baseline
 
     machine = report.machine["class"]
-    if not known.get(machine):
-        print(
-            f"NOT CHECKED: {path} has no baseline for {machine!r}; make one with `make bench-baseline`",
-            file=sys.stderr,
-        )
-        return EXIT_NO_BASELINE
     compared = baseline.compare(report, known[machine])
     worse = [each for each in compared if each.is_worse]
     for each in worse:
         print(f"WORSE  {each}")
+    undecided = [each for each in compared if each.is_undecided]
+    for each in undecided:
+        print(f"NOT JUDGED (noisy)  {each}")
+    if undecided:
+        print(f"{len(undecided)} of {len(compared)} operations are not judged (noisy): measure again")
     print(f"{len(worse)} of {len(compared)} operations are worse than their baseline for {machine!r}")
     return EXIT_WORSE if worse else EXIT_GOOD
