@@ -10,14 +10,15 @@ predicted to be computed, so nothing is sent there.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 
 from twinpool.config import Role
 from twinpool.coordinator.lifecycle import Request
 from twinpool.coordinator.pace import AnswerLengths
 from twinpool.coordinator.registry import Registry, Worker
-from twinpool.coordinator.timeline import Prediction, Way
+from twinpool.coordinator.timeline import Excluded, Exclusion, Prediction, Way
 from twinpool.step_pace import LEAST_CHUNK_TOKENS, StepPace
 
 LEAST_GAIN = 0.1
@@ -29,11 +30,13 @@ MAX_RECORDED = 4
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The way to run an attempt, on `worker` alone unless split; what was compared, the way that won first."""
+    """The way to run an attempt, on `worker` alone unless split; what was compared, the way that won first; and the
+    hybrids that were excluded, with the reason."""
 
     way: Way
     worker: Worker | None
     predictions: tuple[Prediction, ...]
+    excluded: tuple[Excluded, ...]
 
 
 class HybridChooser:
@@ -61,25 +64,46 @@ class HybridChooser:
         `pair` is where the request goes if split, None if it would have to wait for one of `pairs`. `able` are the
         hybrids that could take it whole. On no evidence it is split.
         """
-        if all(worker.info.itl_budget_s is None for worker in self._registry):
+        hybrids = [worker for worker in self._registry if worker.info.itl_budget_s is not None]
+        if not hybrids:
             return None
         candidates = [pair] if pair else list(pairs())
         splits = [(p, c) for c in candidates if (p := self._split(request, *c)) is not None]
         if len(splits) < len(candidates):
-            return Choice(Way.SPLIT, None, ())
+            return Choice(Way.SPLIT, None, (), _told((w, Exclusion.UNKNOWN_SPLIT) for w in hybrids))
         split = min(splits, key=_soonest, default=None)
-        wholes = [(p, worker) for worker in able() if (p := self._whole(request, worker)) is not None]
-        helping = [
-            (p, worker)
-            for p, worker in wholes
-            if split is None
-            or (_is_worth_it(p, split[0]) and self._has_less_to_do(request, worker, *split[1]))
-        ]
+        with_room = set(able())
+        wholes, helping = list[tuple[Prediction, Worker]](), list[tuple[Prediction, Worker]]()
+        refused = list[tuple[Worker, Exclusion]]()
+        for worker in hybrids:
+            found = self._whole(request, worker) if worker in with_room else Exclusion.NO_ROOM
+            if isinstance(found, Exclusion):
+                refused.append((worker, found))
+                continue
+            wholes.append((found, worker))
+            if split is None or (reason := self._against(request, found, worker, *split)) is None:
+                helping.append((found, worker))
+            else:
+                refused.append((worker, reason))
         compared = [p for p, _ in sorted((*splits, *wholes), key=_soonest)]
         if not helping:
-            return Choice(Way.SPLIT, None, _first(None if split is None else split[0], compared))
+            predictions = _first(None if split is None else split[0], compared)
+            return Choice(Way.SPLIT, None, predictions, _told(refused))
         best, worker = min(helping, key=_soonest)
-        return Choice(best.way, worker, _first(best, compared))
+        return Choice(best.way, worker, _first(best, compared), _told(refused))
+
+    def _against(
+        self,
+        request: Request,
+        whole: Prediction,
+        worker: Worker,
+        split: Prediction,
+        pair: tuple[Worker, Worker],
+    ) -> Exclusion | None:
+        """Why the request should rather be split, though `worker` could run it whole; None if it should not."""
+        if not _is_worth_it(whole, split):
+            return Exclusion.LITTLE_GAIN
+        return None if self._has_less_to_do(request, worker, *pair) else Exclusion.BUSIER
 
     def _has_less_to_do(self, request: Request, worker: Worker, prefill: Worker, decode: Worker) -> bool:
         """Whether `worker` would help the one of the pair whose part it takes: where all are idle, nobody does."""
@@ -99,13 +123,14 @@ class HybridChooser:
         rest_s = max(0.0, beside_s - first_s) + self._decode_s(request, decode, pace)
         return Prediction(Way.SPLIT, prefill.worker_id, decode.worker_id, first_s, rest_s)
 
-    def _whole(self, request: Request, worker: Worker) -> Prediction | None:
+    def _whole(self, request: Request, worker: Worker) -> Prediction | Exclusion:
         first_s, pace = self._prompt_s(request, worker), worker.pace
-        if first_s is None or pace is None or not worker.has_room_for_whole(worker.num_sequences):
-            return None
-        way = Way.LOCAL_PREFILL if worker.role is Role.DECODE else Way.LOCAL_DECODE
+        if first_s is None or pace is None:
+            return Exclusion.UNKNOWN_PACE
+        if not worker.has_room_for_whole(worker.num_sequences):
+            return Exclusion.BUDGET
         rest_s = self._decode_s(request, worker, pace)
-        return Prediction(way, worker.worker_id, worker.worker_id, first_s, rest_s)
+        return Prediction(_way(worker), worker.worker_id, worker.worker_id, first_s, rest_s)
 
     def _prompt_s(self, request: Request, worker: Worker) -> float | None:
         """How long what waits there and then this prompt take; None if nothing is known."""
@@ -125,6 +150,29 @@ class HybridChooser:
         most = request.submission.sampling.max_tokens - len(request.emitted)
         num_steps = max(0.0, self._answers.expected(most) - 1)
         return num_steps * pace.decode_step_s(worker.num_sequences + 1)
+
+
+def capability(worker: Worker) -> str:
+    """What a hybrid whose pace is known can do within its budget, in a sentence for the log."""
+    budget_ms = 1e3 * (worker.info.itl_budget_s or 0.0)
+    alone, beside_one = worker.prompt_tokens_beside(0), worker.prompt_tokens_beside(1)
+    room = f"{alone} prompt tokens without streams and {beside_one} beside one"
+    if worker.has_room_for_whole(0):
+        return f"hybrid {worker.worker_id}: within --itl-budget {budget_ms:g} a step takes {room}"
+    return (
+        f"hybrid {worker.worker_id} cannot help the other pool: within --itl-budget {budget_ms:g} a step takes {room}; "
+        "raise it, or run without --hybrid"
+    )
+
+
+def _way(worker: Worker) -> Way:
+    """The way of what runs whole there."""
+    return Way.LOCAL_PREFILL if worker.role is Role.DECODE else Way.LOCAL_DECODE
+
+
+def _told(refused: Iterable[tuple[Worker, Exclusion]]) -> tuple[Excluded, ...]:
+    """The first `MAX_RECORDED` of them, for the timeline."""
+    return tuple(Excluded(_way(w), w.worker_id, reason) for w, reason in islice(refused, MAX_RECORDED))
 
 
 def _is_worth_it(whole: Prediction, split: Prediction) -> bool:

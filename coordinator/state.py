@@ -29,6 +29,7 @@ from twinpool.coordinator.custody import LACK_OF_ROOM, Custody
 from twinpool.coordinator.delivery import Delivery
 from twinpool.coordinator.events import Command, Event
 from twinpool.coordinator.health import Health
+from twinpool.coordinator.hybrid import capability
 from twinpool.coordinator.lifecycle import Leg, LegKind, Move, Request
 from twinpool.coordinator.membership import Membership
 from twinpool.coordinator.registry import Worker
@@ -216,6 +217,7 @@ class CoordinatorCore:
         attempt = Attempt(request.attempt, prefill.worker_id, decode.worker_id, route.candidates, now)
         if (choice := route.choice) is not None:
             attempt.way, attempt.predictions = choice.way, choice.predictions
+            attempt.excluded = choice.excluded
             self.tally.add(CoordinatorMetric.HYBRID_CHOICES, choice.way)
         request.timeline.attempts.append(attempt)
         job = request.job(self._eos_token_ids)
@@ -261,7 +263,10 @@ class CoordinatorCore:
                 self._on_dropped(worker, message, now)
             case Heartbeat(stats=stats):
                 self._health.heard(worker, stats, now)
+                is_first_pace = worker.pace is None and stats.pace is not None
                 worker.stats = stats
+                if is_first_pace:
+                    self._commands.append(events.Note(capability(worker)))
             case _:
                 self.membership.from_member(worker, message, now)
 

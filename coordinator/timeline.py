@@ -69,11 +69,32 @@ class Prediction:
         return self.first_token_s + self.rest_s
 
 
+class Exclusion(StrEnum):
+    """Why a hybrid did not get a request whole."""
+
+    NO_ROOM = "no room for the request, or too much waits there"
+    UNKNOWN_PACE = "how long its steps take is not known yet"
+    UNKNOWN_SPLIT = "how long the split way takes is not known yet"
+    BUDGET = "its ITL budget leaves no room for chunks of prompts"
+    LITTLE_GAIN = "not clearly sooner"
+    BUSIER = "has no less of that work to do than the worker that it would help"
+
+
+@dataclass(frozen=True, slots=True)
+class Excluded:
+    """A hybrid that could not run the request whole, or should not."""
+
+    way: Way
+    worker_id: str
+    reason: Exclusion
+
+
 @dataclass(slots=True)
 class Attempt:
     """One attempt: where it was sent, what the router saw, and what the workers reported.
 
-    Where a worker is a hybrid, `predictions` are of the ways that were compared, the one of the `way` taken first.
+    Where a worker is a hybrid, `predictions` are of the ways that were compared, the one of the `way` taken first, and
+    `excluded` says of which hybrids not, and why.
     `first_token_s` is what that came to, from `started_at`.
     """
 
@@ -84,6 +105,7 @@ class Attempt:
     started_at: float = 0.0
     way: Way | None = None
     predictions: tuple[Prediction, ...] = ()
+    excluded: tuple[Excluded, ...] = ()
     first_token_s: float | None = None
     grant_wait_s: float | None = None
     prefill: PrefillReport | None = None
@@ -120,6 +142,9 @@ class Attempt:
                     "total_s": _us(p.total_s) / 1e6,
                 }
                 for p in self.predictions
+            ],
+            "excluded": [
+                {"way": e.way.value, "worker": e.worker_id, "reason": e.reason.value} for e in self.excluded
             ],
         }
 

@@ -10,7 +10,7 @@ from support.coordinator_core import CoreDriver, stats
 
 from twinpool.config import Role
 from twinpool.coordinator.events import PoolGivenUp
-from twinpool.coordinator.timeline import Attempt, Way
+from twinpool.coordinator.timeline import Attempt, Exclusion, Way
 from twinpool.messages import Generate, Heartbeat, Peers, Prefill, PrefillReport, Reserve
 from twinpool.metrics import CoordinatorMetric, Timing
 from twinpool.request import FinishReason, RequestKey, RequestState
@@ -125,6 +125,43 @@ def test_without_prefill_pool_a_hybrid_with_no_room_in_its_budget_or_of_unknown_
     driver.lose("P")
     driver.submit("r0", num_prompt=100)
     assert "the prefill pool is empty" in str(driver.refusals["r0"])
+
+
+def exclusions(driver: CoreDriver, request_id: str) -> dict[str, Exclusion]:
+    return {excluded.worker_id: excluded.reason for excluded in attempt_of(driver, request_id).excluded}
+
+
+def test_a_timeline_says_why_each_hybrid_did_not_get_the_request_whole() -> None:
+    driver = hybrids()
+    driver.submit("r0", num_prompt=200, first=1000)
+    driver.submit("r1", num_prompt=100, first=3000)
+    assert exclusions(driver, "r0") == {"P": Exclusion.LITTLE_GAIN, "D": Exclusion.LITTLE_GAIN}
+    assert exclusions(driver, "r1") == {"P": Exclusion.LITTLE_GAIN}
+    told = attempt_of(driver, "r1").to_json()["hybrid"]["excluded"]
+    assert told == [{"way": "local_decode", "worker": "P", "reason": "not clearly sooner"}]
+    slow = hybrids(replace(PACE, base_s=0.090))
+    slow.submit("r0", num_prompt=100)
+    assert exclusions(slow, "r0") == {"P": Exclusion.BUDGET, "D": Exclusion.BUDGET}
+    unknown = hybrids(pace=None)
+    unknown.submit("r0", num_prompt=100)
+    assert exclusions(unknown, "r0") == {"P": Exclusion.UNKNOWN_SPLIT, "D": Exclusion.UNKNOWN_SPLIT}
+
+
+@pytest.mark.parametrize(
+    ("base_s", "words"),
+    [
+        (
+            0.010,
+            "hybrid D: within --itl-budget 200 a step takes 90 prompt tokens without streams and 89 beside one",
+        ),
+        (0.090, "hybrid D cannot help the other pool: within --itl-budget 200 a step takes 0 prompt tokens"),
+    ],
+)
+def test_a_hybrid_s_first_pace_says_once_in_the_log_what_it_can_do(base_s: float, words: str) -> None:
+    driver = hybrids(replace(PACE, base_s=base_s))
+    driver.say("D", Heartbeat(msgspec.structs.replace(stats(), pace=PACE)))
+    (told,) = [note.text for note in driver.notes if note.text.startswith("hybrid D")]
+    assert told.startswith(words)
 
 
 def test_a_decode_worker_that_holds_the_prefix_wins() -> None:
