@@ -5,7 +5,7 @@ PYTHON_BIN := .venv/bin/python
 export HF_HUB_OFFLINE ?= 1
 
 help: ## list the targets
-	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: ## create .venv with pinned packages and the default model (the other targets do this too)
 	@PYTHON=$(PYTHON) scripts/setup
@@ -29,7 +29,7 @@ lint: setup ## ruff: lint and format
 types: setup ## mypy, strict
 	@.venv/bin/mypy
 
-gpu-compile: setup ## compile every Triton kernel for sm_80 and sm_90, without a GPU: registers, spills, shared memory
+gpu-compile: setup ## compile every Triton kernel for sm_80 and sm_90, without a GPU: registers, spills, shared memory (1 minute)
 	@$(PYTHON_BIN) -m twinpool.kernels.gpu.compile $(ARGS)
 
 imports: setup ## the import contract
@@ -46,16 +46,16 @@ soak: setup ## prove it: seeded runs of the deterministic world, N=seeds or MINU
 chaos: setup ## prove it: no stream lost or doubled while workers are killed and frozen for 3 minutes
 	@$(PYTHON_BIN) -m twinpool.bench.chaos $(ARGS)
 
-storm: setup ## prove it: clients that leave cost those that stay nothing (2 minutes)
+storm: setup ## prove it: clients that leave cost those that stay nothing (a storm of 30 s; 2 minutes in all)
 	@$(PYTHON_BIN) -m twinpool.bench.storm $(ARGS)
 
-overload: setup ## prove it: at twice its capacity a server keeps its promises to those it lets in (2 minutes)
+overload: setup ## prove it: at twice its capacity a server keeps its promises to those it lets in (40 s of overload; 2 minutes in all)
 	@$(PYTHON_BIN) -m twinpool.bench.overload $(ARGS)
 
 canary: setup ## prove it: the same prompts have the same tokens through a soak of 20 minutes
 	@$(PYTHON_BIN) -m twinpool.bench.canary $(ARGS)
 
-bench: setup ## measure: each part of the engine beside what this machine allows (3 minutes; ARGS="--quick": 1 minute)
+bench: setup ## measure: each part of the engine beside what this machine allows (3 minutes; ARGS="--quick": 1)
 	@.venv/bin/twinpool bench engine $(ARGS)
 
 bench-check: setup ## measure: is a part further from its floor than the stored baseline? (1 minute)
@@ -67,7 +67,7 @@ bench-baseline: setup ## measure: renew the baseline of this class of machines (
 quality: setup ## measure: what bfloat16 and int8 weights cost in perplexity and in greedy answers (1 minute)
 	@$(PYTHON_BIN) -m twinpool.bench.engine.quality $(ARGS)
 
-targets: setup ## measure: all targets of speed in one table, whole servers included (5 minutes)
+targets: setup ## measure: all targets of speed in one table, whole servers included (5 minutes; status 1: one is missed)
 	@$(PYTHON_BIN) -m twinpool.bench.targets $(ARGS)
 
 clean: ## remove .venv and caches (not the model in your cache directory)

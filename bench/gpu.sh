@@ -24,7 +24,7 @@ has() { "$PYTHON" -c "import $1" 2>/dev/null; }
 
 if [ -n "$dry_run" ]; then
 	export TWINPOOL_GPU_REHEARSAL=1
-	echo "rehearsal on a CPU: what it shows is that every line runs" >"$OUT/device.txt"
+	echo "rehearsal on a CPU: figures mean nothing; what it shows is that every line runs" >"$OUT/device.txt"
 else
 	"$PYTHON" -c 'import torch; assert torch.cuda.is_available(), "no CUDA device"
 p = torch.cuda.get_device_properties(0)

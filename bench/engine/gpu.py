@@ -26,7 +26,7 @@ from twinpool.bench.engine.machine import describe
 from twinpool.bench.engine.made_models import LLAMA_8B_4_LAYERS, SMOLLM2_135M, MadeShape, make_model
 from twinpool.bench.engine.measuring import Bench
 from twinpool.bench.engine.model_bed import BLOCK_SIZE, ModelBed
-from twinpool.bench.engine.report import EngineReport, Measurement, cells
+from twinpool.bench.engine.report import EngineReport, Measurement, cells, progress
 from twinpool.bench.engine.timing import Timer, timer_for
 from twinpool.engine.gpu.host_mirror import HostMirror
 from twinpool.engine.model_runner import resolve_device
@@ -81,6 +81,7 @@ PLANS = (
         "4 layers of an 8B Llama", LLAMA_8B_4_LAYERS, (512, 2048, 8000), _DECODE, (1, 64, 2048), (64,), (64, 512)
     ),
 )  # fmt: skip
+REHEARSAL_WORDS = "rehearsal: figures mean nothing"
 REHEARSAL = (
     GpuPlan("a tiny model", MadeShape(), (32, 100), ((1, 64), (3, 100)), (2,), (2,), (1, 3), 2, 0.05),
 )
@@ -168,7 +169,7 @@ def _wall_s(run: Callable[[], None]) -> float:
 
 
 def text_table(report: EngineReport) -> str:
-    """The report in plain text: the machine, the ceilings, and a line for each operation."""
+    """The report in plain text: the machine, the ceilings, and a line for each operation. Of a CPU, only that."""
     rows = [_HEAD, *(tuple(cells(row)) for row in report.measurements)]
     widths = [max(len(row[i]) for row in rows) for i in range(len(_HEAD))]
     lines = [
@@ -178,7 +179,8 @@ def text_table(report: EngineReport) -> str:
         ).rstrip()
         for row in rows
     ]
-    return "\n".join([f"{report.machine['device']}: {report.settings['what']}", *report.words(), "", *lines])
+    words = [REHEARSAL_WORDS] if report.machine["device"] == "cpu" else report.words()
+    return "\n".join([f"{report.machine['device']}: {report.settings['what']}", *words, "", *lines])
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -198,7 +200,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with tempfile.TemporaryDirectory() as made:
             torch_dtype: torch.dtype = getattr(torch, dtype.value)
             model = make_model(Path(made), plan.shape, torch_dtype, str(device), scale=0.02)
-            report = measure(plan, model, device, dtype, lambda row: log.info("  ".join(cells(row))))
+            report = measure(plan, model, device, dtype, lambda row: log.info(progress(row)))
         (args.out / f"engine-{number}.json").write_text(report.to_json() + "\n", encoding="utf-8")
         (args.out / f"engine-{number}.txt").write_text(text_table(report) + "\n", encoding="utf-8")
         log.info("\n%s\n", text_table(report))

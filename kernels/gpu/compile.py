@@ -158,7 +158,7 @@ def _compile_job(job: tuple[str, int]) -> list[Compiled]:
 
 def table(found: Sequence[Compiled]) -> str:
     """One line per variant and architecture."""
-    head = ("kernel", "variant", "for", "PTX", "registers", "spilled B", "shared B")
+    head = ("kernel", "variant", "for", "PTX version", "registers/thread", "spilled B/thread", "shared B")
     rows = [
         (
             c.kernel,
@@ -175,8 +175,18 @@ def table(found: Sequence[Compiled]) -> str:
     return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in (head, *rows))
 
 
+def verdict(found: Sequence[Compiled]) -> str:
+    """One line: what was compiled, and whether all of it can be accepted."""
+    kernels = len({compiled.kernel for compiled in found})
+    variants_of_each = {(compiled.kernel, compiled.label) for compiled in found}
+    amount = f"kernels: {kernels}, in {len(variants_of_each)} variants × {len(SHARED_LIMIT)} architectures, compiled"
+    if wrong := sum(any(compiled.faults()) for compiled in found):
+        return f"{amount}, {wrong} of {len(found)} cannot be accepted"
+    return f"{amount}, no spills, all fit"
+
+
 def main() -> int:
-    """Prints the table and what is wrong; 1 if anything is."""
+    """Prints the table, what is wrong, and the verdict; 1 if anything is."""
     parser = argparse.ArgumentParser(prog="python -m twinpool.kernels.gpu.compile", description=__doc__)
     parser.add_argument("modules", nargs="*", metavar="MODULE", help="like paged_attention (default: all)")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, metavar="N")
@@ -190,6 +200,7 @@ def main() -> int:
     faults = [fault for compiled in found for fault in compiled.faults()]
     for fault in faults:
         print(f"error: {fault}", file=sys.stderr)
+    print(verdict(found))
     return 1 if faults else 0
 
 

@@ -138,7 +138,10 @@ def test_a_full_disk_costs_the_report_and_not_what_is_printed(
         (["--cores", "a"], "--cores is 'a'"),
         (["--json", "/missing/report.json"], "--json is '/missing/report.json'; allowed: a file in a folder"),
         (["--json", "/"], "--json is '/'; allowed: a file in a folder"),
-        (["--plot", "roofline.txt"], "--plot is 'roofline.txt'; allowed: a name that ends in"),
+        (
+            ["--plot", "roofline.txt"],
+            "--plot is 'roofline.txt'; allowed: a name that ends in .png, .svg, .pdf",
+        ),
         (["--passes", "0"], "--passes is 0"),
         (["--dtype", "int3"], "--dtype is 'int3'"),
     ],
@@ -178,6 +181,12 @@ def test_a_part_that_fails_costs_only_itself(
     values = json.loads(report.read_text())
     assert values["failed"].keys() == {"start"}
     assert {row["group"] for row in values["measurements"]} == {"sampling"}
+
+
+def test_the_command_without_a_part_names_the_part(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["bench"])
+    assert "required: engine" in capsys.readouterr().err
 
 
 def test_a_report_of_something_else_is_told() -> None:

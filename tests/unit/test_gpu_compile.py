@@ -28,7 +28,9 @@ def test_every_kernel_compiles_for_sm_80_and_sm_90_without_a_gpu() -> None:
         env={**environment, "PYTHONPATH": str(ROOT / "src")}, capture_output=True, text=True, timeout=280,
     )  # fmt: skip
     assert run.returncode == 0, run.stderr
-    rows = [line.split() for line in run.stdout.splitlines()[1:]]
+    *lines, verdict = run.stdout.splitlines()[1:]
+    assert verdict.endswith("2 architectures, compiled, no spills, all fit")
+    rows = [line.split() for line in lines]
     compiled = {row[0].partition(".")[0] for row in rows}
     assert compiled == {name for name in harness.module_names() if harness.variants(name)}
     assert len({row[0] for row in rows if "sm_80" in row} ^ {row[0] for row in rows if "sm_90" in row}) == 0
@@ -42,6 +44,14 @@ def test_what_does_not_fit_is_named_with_its_figures_and_the_limit() -> None:
     assert list(replace(FITS, shared=227 << 10, capability=90).faults()) == []
     [spilled] = replace(FITS, stack=8).faults()
     assert "keeps 8 bytes per thread in memory; the limit is 0" in spilled
+
+
+def test_the_verdict_counts_what_was_compiled_and_what_cannot_be_accepted() -> None:
+    found = [FITS, replace(FITS, capability=90)]
+    assert (
+        harness.verdict(found) == "kernels: 1, in 1 variants × 2 architectures, compiled, no spills, all fit"
+    )
+    assert harness.verdict([FITS, replace(FITS, stack=8)]).endswith("compiled, 1 of 2 cannot be accepted")
 
 
 def test_a_variant_names_every_argument_once() -> None:

@@ -132,7 +132,7 @@ def _settings(args: argparse.Namespace) -> Settings:
         "--plot",
         str(args.plot),
         args.plot is None or args.plot.suffix in SUFFIXES,
-        f"a name that ends in {SUFFIXES}",
+        f"a name that ends in {', '.join(SUFFIXES)}",
     )
     model = resolve(args.model)
     return Settings(
