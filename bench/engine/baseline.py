@@ -119,13 +119,15 @@ def made_of(runs: Sequence[EngineReport]) -> dict[str, Reached]:
 
 
 def compare(run: EngineReport, baseline: Baseline) -> list[Comparison]:
-    """Every operation of the baseline, in its order, beside the run."""
+    """Every operation of the baseline that the run was to measure, in the baseline's order, beside the run."""
+    only = run.settings.get("only")
     now = {row.key: row for row in run.measurements}
     return [
         Comparison(key, before, now[key].ratio, now[key].is_noisy)
         if key in now
         else Comparison(key, before, None)
         for key, before in baseline.items()
+        if not only or key.split(maxsplit=1)[0].rstrip(":") in only
     ]
 
 

@@ -149,6 +149,12 @@ def test_a_noisy_operation_beyond_its_tolerance_is_not_judged() -> None:
     assert not within.is_undecided
 
 
+def test_a_run_of_some_groups_is_compared_with_those_alone() -> None:
+    known = {key: Reached(2.0, 0.2) for key in ("decode: batch 1", "kv write: 5 rows", "linear: head")}
+    some = replace(report(ROW), settings={"only": ("decode", "kv")})
+    assert [each.key for each in baseline.compare(some, known)] == ["decode: batch 1", "kv write: 5 rows"]
+
+
 def test_an_operation_that_is_gone_is_worse() -> None:
     (gone,) = baseline.compare(of_ratio(1.0, "another"), {"decode: batch 1": Reached(2.0, 0.2)})
     assert gone.is_worse
