@@ -6,7 +6,8 @@ import argparse
 
 import pytest
 
-from twinpool.commands import serve, worker
+from twinpool.cli import main
+from twinpool.commands import cuda_here, serve, worker
 from twinpool.config import EngineConfig, PoolPlan, Role
 from twinpool.engine.kv_memory import pool_size
 from twinpool.errors import ConfigError
@@ -30,6 +31,35 @@ def test_each_worker_gets_its_own_device_in_turn() -> None:
         assert [one for one in started[name] if one.startswith("--device=")] == [f"--device={device}"]
         sharing = 2 if device == "cuda:0" else 1
         assert f"--workers-on-device={sharing}" in started[name]
+
+
+@pytest.mark.parametrize(
+    ("flags", "wanted"),
+    [
+        (("--devices", "cpu,cuda:0"), "--devices is 'cuda:0'; allowed: cpu here, for there is no GPU"),
+        (("--device", "cuda"), "--device is 'cuda'; allowed: cpu here, for there is no GPU"),
+        (("--kv-cache-dtype", "int8"), "--kv-cache-dtype is 'int8'; allowed: auto here, for there is no GPU"),
+    ],
+)
+def test_serve_refuses_at_once_what_needs_a_gpu_where_there_can_be_none(
+    flags: tuple[str, ...],
+    wanted: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(cuda_here, "why_no_cuda", lambda: "there is no GPU")
+    assert main(("serve", *flags)) == 2
+    assert wanted in capsys.readouterr().err
+
+
+def test_where_a_gpu_may_be_workers_look_for_it_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda_here, "why_no_cuda", lambda: None)
+    cuda_here.check_devices("--device", ["cuda:0"], "fp8")
+
+
+def test_a_torch_without_cuda_finds_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda_here.importlib.metadata, "version", lambda _: "2.13.0+cpu")
+    assert cuda_here.why_no_cuda() == "torch 2.13.0+cpu is built without CUDA"
 
 
 def test_workers_with_one_device_for_all_share_it() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 from twinpool import collector
+from twinpool.commands.cuda_here import check_devices
 from twinpool.commands.flags import (
     Flag,
     add_flags,
@@ -97,7 +98,9 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(
             "--hybrid is for two pools: --colocated workers do both already; leave one of the two out"
         )
-    engine_config(args, "", 1 if args.threads is None else args.threads, (), workers_on_host=1)
+    engine = engine_config(args, "", 1 if args.threads is None else args.threads, (), workers_on_host=1)
+    devices = assign_devices(args.devices, engine.device, len(plan.roles()))
+    check_devices("--devices" if args.devices else "--device", devices, engine.kv_cache_dtype)
     config: CoordinatorConfig = config_from(
         args,
         CoordinatorConfig,
