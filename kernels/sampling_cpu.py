@@ -49,7 +49,7 @@ def choose_rows(logits: Any, stride: Any, vocab_size: Any, rows: Any, marks: Any
 @compiled_exactly
 def _adjust(logits: Any, start: Any, vocab_size: Any, row: Any, marks: Any) -> None:
     """Penalties and bans: `adjust_reference` in place."""
-    for i in range(row.first_mark, row.end_mark):
+    for i in range(row.first_mark, min(row.end_mark, len(marks))):  # a captured step samples without marks
         token, seen = marks[i, 0], marks[i, 1]
         if token >= vocab_size:
             continue

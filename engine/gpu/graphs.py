@@ -136,5 +136,5 @@ class DecodeGraphs:
         return chosen
 
     def logits(self, num_seqs: int) -> torch.Tensor:
-        """What the latest step, of so many sequences, sampled from."""
+        """What the latest step, of so many sequences, sampled from: -inf where a token was banned."""
         return self._recordings[size_for(num_seqs, self.sizes) or 0].output[0][:num_seqs]
