@@ -18,7 +18,6 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from multiprocessing import get_context
 from pathlib import Path
 
 import triton
@@ -142,7 +141,7 @@ def compile_all(names: Sequence[str], processes: int) -> list[Compiled]:
     jobs = [(name, index) for name in names for index in range(len(variants(name)))]
     with (
         tempfile.TemporaryDirectory() as cache,
-        ProcessPoolExecutor(processes, get_context("fork"), _use_cache, (cache,)) as pool,
+        ProcessPoolExecutor(processes, initializer=_use_cache, initargs=(cache,)) as pool,
     ):
         return [compiled for of_job in pool.map(_compile_job, jobs) for compiled in of_job]
 

@@ -45,10 +45,10 @@ class Fault:
 class Scenario:
     """Everything that a run depends on besides its dice, which `seed` throws.
 
-    Model steps take `step_s` (least, most), or about what `pace` says, as hybrids need. Messages take up to
-    `jitter_s`, one in `slow_one_in` up to `slow_s` more; `peer_loss` of those between workers are lost, until all
-    requests have come and all faults have struck. `is_ours`: workers were started by the server, which sees them end,
-    and can end them. Others start themselves again.
+    Model steps take `step_s` (least, most), or about what `pace` says, as hybrids need; a worker's event loop hears of
+    their end one of `hears_after_s` later. Messages take up to `jitter_s`, one in `slow_one_in` up to `slow_s` more;
+    `peer_loss` of those between workers are lost, until all requests have come and all faults have struck. `is_ours`:
+    workers were started by the server, which sees them end, and can end them. Others start themselves again.
     """
 
     seed: int
@@ -66,6 +66,7 @@ class Scenario:
     asks: tuple[Ask, ...] = ()
     faults: tuple[Fault, ...] = ()
     step_s: tuple[float, float] = (0.004, 0.02)
+    hears_after_s: tuple[float, ...] = (0.0, 0.001, 0.02)
     jitter_s: float = 0.002
     slow_one_in: int = 0
     slow_s: float = 0.0

@@ -41,6 +41,7 @@ def overload(seed: int, spread: float) -> Scenario:
         ),
         asks=tuple(Ask(f"r{i}", at_s, (1 + i % 40, 2, 3), sampling) for i, at_s in enumerate(times)),
         step_s=((1 - spread) / SERVED_PER_S, (1 + spread) / SERVED_PER_S),
+        hears_after_s=(0.0,),
         jitter_s=0.0002,
     )
 
