@@ -24,7 +24,7 @@ from pathlib import Path
 
 from twinpool.bench import program, prompts
 from twinpool.bench.client import End, Generation
-from twinpool.bench.limits import known_or_measured
+from twinpool.bench.limits import add_flag, known_or_measured
 from twinpool.bench.load import Load
 from twinpool.bench.program import Check, Report
 from twinpool.bench.send_floor import send_s
@@ -55,12 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = program.parser(__doc__ or "", "--prefill 1 --decode 1")
     parser.add_argument("--streams", type=program.count, default=64, metavar="N", help="at once (64)")
     parser.add_argument("--tokens", type=program.count, default=160, metavar="N", help="of each (160)")
-    parser.add_argument(
-        "--limits",
-        type=Path,
-        metavar="FILE",
-        help="what `twinpool bench engine --json` wrote (default: measure)",
-    )
+    add_flag(parser)
     return program.run(prove, parser.parse_args(argv))
 
 

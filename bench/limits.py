@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import json
 import sys
@@ -84,6 +85,16 @@ async def engine_figures(groups: Sequence[str], model: str | None = None) -> Eng
         if process.returncode:
             raise LimitsUnknown(f"`twinpool bench engine` fails:\n{said.decode(errors='replace')}")
         return EngineFigures.read(report.read_text(encoding="utf-8"))
+
+
+def add_flag(parser: argparse.ArgumentParser) -> None:
+    """`--limits FILE`: the limits need not be measured again."""
+    parser.add_argument(
+        "--limits",
+        type=Path,
+        metavar="FILE",
+        help="what `twinpool bench engine --json` wrote (default: measure)",
+    )
 
 
 async def known_or_measured(known: Path | None) -> EngineFigures:

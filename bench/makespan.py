@@ -16,12 +16,11 @@ import statistics
 import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
 from twinpool.bench import program, prompts
 from twinpool.bench.client import End, Outcome
 from twinpool.bench.engine import floors
-from twinpool.bench.limits import known_or_measured
+from twinpool.bench.limits import add_flag, known_or_measured
 from twinpool.bench.load import Load
 from twinpool.bench.metrics import summary, tpot_s, ttft_s
 from twinpool.bench.program import Check, Report, say
@@ -44,12 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             f"--{flag}", type=program.count, default=value, metavar="N", help=f"{unit} ({value})"
         )
     parser.add_argument("--rounds", type=program.count, default=2, metavar="N", help="times (2)")
-    parser.add_argument(
-        "--limits",
-        type=Path,
-        metavar="FILE",
-        help="what `twinpool bench engine --json` wrote (default: measure)",
-    )
+    add_flag(parser)
     return program.run(prove, parser.parse_args(argv))
 
 
