@@ -241,7 +241,9 @@ class WorkerProcess(Actor):
         if following is not None:
             self._run_step(following)
         # The event loop may be so late that the next step has ended too; but it hears of both in order.
-        self._heard_at = max(self._heard_at, self.schedule.now + self.random.choice(self._world.scenario.hears_after_s))
+        self._heard_at = max(
+            self._heard_at, self.schedule.now + self.random.choice(self._world.scenario.hears_after_s)
+        )
         self.schedule.at(self._heard_at, self, lambda: self._step_ended(done, failed))
 
     def _step_ended(self, done: StepDone, failed: list[int]) -> None:
