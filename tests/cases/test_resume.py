@@ -112,7 +112,7 @@ def test_a_preempted_sequence_starts_over_or_asks_for_a_transfer_that_comes_only
     before = anywhere.metric("twinpool_preemptions_total")
     with all_at_once(anywhere, undisturbed) as ids:
         pass
-    assert anywhere.metric("twinpool_preemptions_total") > before
+    wait_for("preemptions", lambda: anywhere.metric("twinpool_preemptions_total") > before, 5)
     assert was_lost(anywhere, ids)
 
 

@@ -52,12 +52,12 @@ def test_a_timeout_fires_in_one_pool_only(split: Server, visit: Visit) -> None:
     with frozen_in_transfer(split, visit, prompt=list(range(20, 300)), **short) as late:
         assert late.read_all().finish == "error"
         assert late.timeline()["finish_reason"] == "timeout"
-    visitor = visit(split, prompt="A long story", **short | {"timeout": 1.5})
+    visitor = visit(split, prompt="A long story", **short | {"timeout": 1.5, "max_tokens": 900})
     visitor.wait_until("decoding")
     with frozen(split, "decode-0"):
         assert visitor.read_all().finish == "error"
         assert visitor.timeline()["finish_reason"] == "timeout"
-    answer = ask(split, prompt="A long story", **short | {"timeout": 0.2})
+    answer = ask(split, prompt="A long story", **short | {"timeout": 0.1, "max_tokens": 900})
     assert (answer.status, answer.finish) == (504, "error")
 
 
