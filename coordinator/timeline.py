@@ -94,8 +94,7 @@ class Attempt:
     """One attempt: where it was sent, what the router saw, and what the workers reported.
 
     Where a worker is a hybrid, `predictions` are of the ways that were compared, the one of the `way` taken first, and
-    `excluded` says of which hybrids not, and why.
-    `first_token_s` is what that came to, from `started_at`.
+    `first_token_s` is what that came to, from `started_at`; `excluded` says which hybrids were not compared, and why.
     """
 
     number: int

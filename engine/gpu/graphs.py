@@ -1,7 +1,7 @@
 """Decode steps as CUDA graphs: captured once for each size of batch, then launched as one.
 
 A step of a small model is hundreds of kernels of some microseconds each: launched one by one, the host is slower than
-the device. Batches are padded to the next captured size (`batch_sizes`), larger ones run eagerly and are counted.
+the device. Batches are padded to the next captured size (`batch_sizes`), larger ones run eagerly (`num_eager`).
 """
 
 from __future__ import annotations

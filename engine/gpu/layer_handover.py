@@ -63,8 +63,11 @@ class LayerHandover:
                 handed_over.result()
 
     def _hand_over(self, layer: int, event: Event) -> None:
-        if not self._has_failed:
-            self._has_failed = True
+        if self._has_failed:
+            return
+        try:
             event.synchronize()
             self._on_layer_done(layer)
-            self._has_failed = False
+        except BaseException:
+            self._has_failed = True
+            raise
