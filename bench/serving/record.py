@@ -1,0 +1,133 @@
+"""What the client of a request saw, and all clients of a run together.
+
+Times are seconds of the client's monotonic clock since the run's start, so records of several sender processes share
+one axis. Everything that is computed from records is in `metrics.py`.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Any
+
+import msgspec
+
+
+class Ending(StrEnum):
+    """How a request ended, for its client. Only COMPLETED is a success."""
+
+    COMPLETED = "completed"
+    REJECTED = "rejected"
+    """A status other than 200: the server did not take it in."""
+    FAILED = "failed"
+    """An error event, a broken or malformed stream, or no connection."""
+    TIMED_OUT = "timed_out"
+    """The client's limit passed, or the server said that its own did."""
+    CANCELLED = "cancelled"
+    """The client left, or the run was stopped."""
+
+
+class TokenCount(StrEnum):
+    """Where the number of tokens in a chunk comes from, the surest first."""
+
+    IDS = "ids"
+    """Token ids in the chunk."""
+    USAGE = "usage"
+    """The usage that the chunk carries (`continuous_usage_stats`)."""
+    TOKENIZER = "tokenizer"
+    """The text so far, tokenized by the client."""
+    CHUNK = "chunk"
+    """Nothing said so: one token per chunk, scaled to the total of the usage in the end if that differs."""
+
+
+class Chunk(msgspec.Struct, frozen=True, array_like=True):
+    """Output that arrived in one piece: when, and how many tokens. Pieces without output are not recorded."""
+
+    at_s: float
+    num_tokens: int
+
+
+class Stage(msgspec.Struct, frozen=True, array_like=True):
+    """A stage of the server's timeline: its name, when it began on the server's clock since it received the request,
+    and how long it took. `worker` is the one that it ran on, or empty."""
+
+    name: str
+    start_s: float
+    duration_s: float
+    worker: str = ""
+
+
+class ServerTimeline(msgspec.Struct, frozen=True, kw_only=True):
+    """What the server says of a request (`GET /v1/requests/{id}/timeline`). `stages` sum to its TTFT; `beside` are
+    those that run while tokens are delivered (transfer, decode) and any that overlap."""
+
+    ttft_s: float | None
+    e2e_s: float | None
+    stages: tuple[Stage, ...]
+    beside: tuple[Stage, ...] = ()
+    num_attempts: int = 1
+    workers: tuple[str, ...] = ()
+
+
+class RequestRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """One request of a run. `intended_at_s` is when the arrival process wanted it sent, `sent_at_s` when its bytes were
+    handed to the operating system; latencies are counted from either. `chunks` rise in time."""
+
+    index: int
+    request_id: str
+    group: str
+    intended_at_s: float
+    sent_at_s: float
+    ended_at_s: float
+    ending: Ending
+    input_tokens: int
+    """As the server counted them (usage) or, if it did not say, as the workload planned them."""
+    wanted_output_tokens: int
+    output_tokens: int
+    """As the server counted them, or else the sum of the chunks."""
+    chunks: tuple[Chunk, ...]
+    token_count: TokenCount
+    finish_reason: str | None = None
+    status: int = 0
+    error: str = ""
+    cached_tokens: int | None = None
+    output_digest: str = ""
+    """Of the token ids, or else of the text: equal output has equal digests. Empty without output."""
+    output: str | None = None
+    """The text, if it was to be kept."""
+    timeline: ServerTimeline | None = None
+
+
+class Sender(msgspec.Struct, frozen=True, kw_only=True):
+    """One sender process's own work: if it was late, the run measured the client, not the server."""
+
+    num_requests: int
+    cpu_share: float
+    """Of one core, while the load ran."""
+    send_lags_s: tuple[float, ...]
+    """sent − intended, of each open-loop request."""
+    loop_stalls_s: tuple[float, ...] = ()
+    """The longest times its event loop was late, at least one if it ran."""
+
+
+class Run(msgspec.Struct, frozen=True, kw_only=True):
+    """One load from its first to its last request. `settings` are the flags that led to it, JSON values by name."""
+
+    started_at: str
+    """Wall clock, ISO 8601 with its zone."""
+    duration_s: float
+    """From the start to the end of the last request."""
+    requests: tuple[RequestRecord, ...]
+    """By index."""
+    senders: tuple[Sender, ...]
+    settings: dict[str, Any]
+    was_interrupted: bool = False
+
+
+def encode_run(run: Run) -> bytes:
+    """As JSON."""
+    return msgspec.json.encode(run)
+
+
+def decode_run(data: bytes) -> Run:
+    """From JSON. Raises msgspec.ValidationError or msgspec.DecodeError."""
+    return msgspec.json.decode(data, type=Run)
