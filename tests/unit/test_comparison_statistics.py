@@ -1,0 +1,128 @@
+"""Whether two arms differ: intervals that cover what they should, and verdicts that follow from them."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+from statistics import mean
+
+import pytest
+
+from twinpool.bench.comparison.statistics import (
+    Repetition,
+    Scale,
+    Verdict,
+    compare,
+    student_quantile,
+)
+
+
+@pytest.mark.parametrize(
+    ("probability", "degrees", "expected"),
+    [
+        # Tables of Student's t.
+        (0.975, 1, 12.7062),
+        (0.975, 2, 4.3027),
+        (0.975, 3, 3.1824),
+        (0.995, 4, 4.6041),
+        (0.95, 10, 1.8125),
+        (0.975, 120, 1.9799),
+        (0.025, 3, -3.1824),
+        (0.5, 7, 0.0),
+    ],
+)
+def test_students_quantile_is_that_of_the_tables(probability: float, degrees: int, expected: float) -> None:
+    assert student_quantile(probability, degrees) == pytest.approx(expected, abs=5e-5)
+
+
+def test_a_difference_larger_than_all_noise_is_shown_with_its_size() -> None:
+    difference = compare(_repetitions(5, other=0.5), mean, Scale.RATIO)
+    assert difference.verdict is Verdict.LOWER
+    assert difference.low < 0.5 < difference.high < 0.6
+    assert compare(_repetitions(5, other=2.0), mean, Scale.RATIO).verdict is Verdict.HIGHER
+
+
+def test_a_difference_in_absolute_terms_has_the_unit_of_the_measure() -> None:
+    difference = compare(_repetitions(6, other=3.0), mean, Scale.DIFFERENCE)
+    assert difference.verdict is Verdict.HIGHER
+    assert difference.low < 2.0 < difference.high
+    assert difference.half_width == pytest.approx((difference.high - difference.low) / 2)
+
+
+def test_the_same_arm_twice_shows_no_difference_in_at_least_95_of_100_comparisons() -> None:
+    """Runs differ by 5 % as a whole, requests by 30 %: no difference, and five measures that all must say so."""
+    shown = 0
+    for trial in range(100):
+        repetitions = _repetitions(4, other=1.0, seed=trial, run_noise=0.05)
+        measures = [mean, max, min, _median, _ninetieth]
+        differences = [
+            compare(repetitions, measure, Scale.RATIO, num_measures=5, num_resamples=40)
+            for measure in measures
+        ]
+        shown += any(difference.verdict is not Verdict.NOT_SHOWN for difference in differences)
+    assert shown <= 5
+
+
+def test_more_repetitions_narrow_the_interval() -> None:
+    few, many = (compare(_repetitions(count, other=1.0), mean, Scale.RATIO) for count in (3, 12))
+    assert many.half_width < few.half_width
+
+
+def test_one_repetition_shows_nothing() -> None:
+    difference = compare(_repetitions(1, other=0.1), mean, Scale.RATIO)
+    assert difference.value == pytest.approx(0.1, rel=0.2)
+    assert (difference.low, difference.high) == (0.0, math.inf)
+    assert difference.verdict is Verdict.NOT_SHOWN
+
+
+def test_a_value_without_a_ratio_shows_nothing() -> None:
+    repetitions = [Repetition([0.0], [1.0]), Repetition([1.0], [1.0])]
+    difference = compare(repetitions, mean, Scale.RATIO)
+    assert math.isnan(difference.value)
+    assert difference.verdict is Verdict.NOT_SHOWN
+    assert difference.half_width == math.inf
+
+
+def test_measures_that_are_compared_together_need_wider_intervals() -> None:
+    alone, of_ten = (
+        compare(_repetitions(5, other=1.0), mean, Scale.RATIO, num_measures=number) for number in (1, 10)
+    )
+    assert (alone.level, of_ten.level) == (pytest.approx(0.95), pytest.approx(0.995))
+    assert of_ten.half_width > alone.half_width
+
+
+def test_the_same_seed_gives_the_same_interval() -> None:
+    repetitions = _repetitions(4, other=1.1)
+    assert compare(repetitions, mean, Scale.RATIO, seed=3) == compare(repetitions, mean, Scale.RATIO, seed=3)
+
+
+def test_requests_without_a_partner_are_an_error() -> None:
+    with pytest.raises(ValueError, match="wanted: pairs"):
+        compare([Repetition([1.0, 2.0], [1.0])], mean, Scale.RATIO)
+    with pytest.raises(ValueError, match="at least one"):
+        compare([], mean, Scale.RATIO)
+
+
+def _repetitions(
+    count: int, other: float, seed: int = 1, run_noise: float = 0.02, size: int = 40
+) -> list[Repetition[float]]:
+    """Requests of about 1 second on the baseline, and of `other` times as much on the other arm."""
+    rng = random.Random(seed)
+    made = []
+    for _ in range(count):
+        requests = [rng.lognormvariate(0, 0.3) for _ in range(size)]
+        runs = [rng.lognormvariate(0, run_noise) for _ in range(2)]
+        baseline, changed = (
+            [request * run * rng.lognormvariate(0, 0.1) for request in requests] for run in runs
+        )
+        made.append(Repetition(baseline, [value * other for value in changed]))
+    return made
+
+
+def _median(values: Sequence[float]) -> float:
+    return sorted(values)[len(values) // 2]
+
+
+def _ninetieth(values: Sequence[float]) -> float:
+    return sorted(values)[len(values) * 9 // 10]
