@@ -15,6 +15,7 @@ from typing import Any, TypeVar, cast
 import numpy as np
 import torch
 
+from twinpool.kernels.amx import USES_AMX
 from twinpool.kernels.compiler import (
     HAS_COMPILER,
     intrinsic,
@@ -43,6 +44,7 @@ def sources_digest(package: Path) -> str:
 def _can_keep_compiled_code() -> bool:
     """Whether there is a directory for compiled code: NUMBA_CACHE_DIR, or one in the user's cache directory.
 
+    Code with matrix tiles has a directory of its own in there: a process that may not use them must never load it.
     Numba writes each entry to a temporary file and renames it, so processes that compile at once are all right.
     """
     try:
@@ -51,6 +53,8 @@ def _can_keep_compiled_code() -> bool:
             base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
             sources = sources_digest(Path(__file__).parent.parent)
             settings.CACHE_DIR = str(Path(base) / "twinpool" / "numba" / sources)
+        if USES_AMX:
+            settings.CACHE_DIR = str(Path(settings.CACHE_DIR) / "amx")
         Path(settings.CACHE_DIR).mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=settings.CACHE_DIR):
             return True
