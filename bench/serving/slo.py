@@ -1,0 +1,68 @@
+"""Service level objectives: which requests count for goodput."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import msgspec
+
+from twinpool.bench.serving.metrics import RequestMetrics
+from twinpool.errors import ConfigError
+
+_FIELDS = {"ttft": "ttft_s", "tpot": "tpot_s", "e2el": "e2e_s", "itl": "itl_p99_s"}
+"""What `--goodput` calls the bounds, the first three as vLLM does."""
+
+
+class Slo(msgspec.Struct, frozen=True, kw_only=True):
+    """What a request should keep, in seconds; None is no bound. TTFT and E2E count from the intended send time."""
+
+    ttft_s: float | None = None
+    tpot_s: float | None = None
+    e2e_s: float | None = None
+    itl_p99_s: float | None = None
+    """At least 99 % of the request's own ITLs are to be within it."""
+
+    def is_met(self, request: RequestMetrics) -> bool:
+        """Whether the request succeeded within all bounds. One that did not complete never does.
+
+        TPOT and ITL of a single token bound nothing; TTFT and E2E of no output are met by none.
+        """
+        return (
+            request.is_completed
+            and _is_within(request.ttft_from_intended_s, self.ttft_s, of_none=False)
+            and _is_within(request.e2e_from_intended_s, self.e2e_s, of_none=False)
+            and _is_within(request.tpot_s, self.tpot_s, of_none=True)
+            and _is_within(request.itl_p99_s, self.itl_p99_s, of_none=True)
+        )
+
+
+def _is_within(value: float | None, bound: float | None, *, of_none: bool) -> bool:
+    if bound is None:
+        return True
+    return of_none if value is None else value <= bound
+
+
+def parse_goodput(pairs: Sequence[str]) -> Slo | None:
+    """The bounds of `--goodput ttft:300 tpot:50`, in milliseconds; None of none. Raises ConfigError."""
+    bounds: dict[str, float] = {}
+    for pair in pairs:
+        name, _, value = pair.partition(":")
+        field = _FIELDS.get(name)
+        ms = _milliseconds(value)
+        if field is None or ms is None:
+            allowed = ", ".join(f"{known}:MILLISECONDS" for known in _FIELDS)
+            raise ConfigError(f"--goodput is {pair!r}; allowed: {allowed}, like ttft:300 tpot:50")
+        if field in bounds:
+            raise ConfigError(f"--goodput has {name} twice; give each bound once")
+        bounds[field] = ms / 1e3
+    return Slo(**bounds) if bounds else None
+
+
+def _milliseconds(text: str) -> float | None:
+    """A number from 0 on; None if it is none."""
+    try:
+        ms = float(text)
+    except ValueError:
+        return None
+    return ms if math.isfinite(ms) and ms >= 0 else None
