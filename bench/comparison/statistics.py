@@ -19,6 +19,10 @@ from typing import Generic, TypeVar
 import numpy as np
 
 Item = TypeVar("Item")
+Measure = Callable[[Sequence[Item]], float]
+"""One figure of an arm's requests; NaN if it cannot be computed from them."""
+Change = Callable[[Sequence[Item], Sequence[Item]], float]
+"""How one figure differs between an arm's requests and those of another, pair by pair in the same order."""
 NUM_RESAMPLES = 1000
 
 
@@ -77,7 +81,7 @@ class Difference:
 
 def compare(
     repetitions: Sequence[Repetition[Item]],
-    measure: Callable[[Sequence[Item]], float],
+    change: Change[Item],
     scale: Scale,
     *,
     num_measures: int = 1,
@@ -85,10 +89,10 @@ def compare(
     seed: int = 0,
     num_resamples: int = NUM_RESAMPLES,
 ) -> Difference:
-    """The difference of `measure` between the arms, which is that of a repetition, averaged (of ratios: in logarithms).
+    """How the arms differ: `change` of a repetition, averaged. With Scale.RATIO changes are logarithms of ratios.
 
-    `num_measures` that are compared on the same runs share the error 1 − `confidence`. NaN is what a measure says of
-    requests that it cannot be computed from; then the value is NaN and the interval infinite.
+    `num_measures` that are compared on the same runs share the error 1 − `confidence`. Where a change is NaN the value
+    is NaN too, and the interval infinite.
 
     Raises:
         ValueError: no repetition, or one whose arms have not equally many requests.
@@ -101,14 +105,14 @@ def compare(
                 f"{len(repetition.baseline)} requests on one arm, {len(repetition.other)} on the other; wanted: pairs"
             )
     level = 1 - (1 - confidence) / num_measures
-    found = np.array([_change(r.baseline, r.other, measure, scale) for r in repetitions])
+    found = np.array([change(repetition.baseline, repetition.other) for repetition in repetitions])
     number = len(found)
     center = float(found.mean())
     low, high = -math.inf, math.inf
     if number > 1 and np.isfinite(found).all():
         reach = student_quantile(0.5 + level / 2, number - 1) * float(found.std(ddof=1)) / math.sqrt(number)
         low, high = center - reach, center + reach
-        drawn = _resampled(repetitions, measure, scale, seed, num_resamples)
+        drawn = _resampled(repetitions, change, seed, num_resamples)
         drawn = drawn[np.isfinite(drawn)]
         if len(drawn):
             edges = np.quantile(drawn, (0.5 - level / 2, 0.5 + level / 2))
@@ -116,6 +120,36 @@ def compare(
     if scale is Scale.RATIO:
         center, low, high = (_exp(value) for value in (center, low, high))
     return Difference(scale, center, low, high, level, number)
+
+
+def log_ratio(measure: Measure[Item]) -> Change[Item]:
+    """ln(other / baseline) of a figure; NaN unless both are above 0."""
+
+    def change(baseline: Sequence[Item], other: Sequence[Item]) -> float:
+        before, after = measure(baseline), measure(other)
+        return math.log(after / before) if before > 0 and after > 0 else math.nan
+
+    return change
+
+
+def difference(measure: Measure[Item]) -> Change[Item]:
+    """other − baseline of a figure."""
+
+    def change(baseline: Sequence[Item], other: Sequence[Item]) -> float:
+        return measure(other) - measure(baseline)
+
+    return change
+
+
+def median_paired_difference(value: Callable[[Item], float | None]) -> Change[Item]:
+    """The median over requests of other − baseline; requests without a value on either arm are left out."""
+
+    def change(baseline: Sequence[Item], other: Sequence[Item]) -> float:
+        pairs = ((value(before), value(after)) for before, after in zip(baseline, other, strict=True))
+        known = [after - before for before, after in pairs if before is not None and after is not None]
+        return float(np.median(known)) if known else math.nan
+
+    return change
 
 
 def student_quantile(probability: float, degrees: int) -> float:
@@ -147,19 +181,9 @@ def _student_below(t: float, degrees: int) -> float:
     return 0.5 + share / 2
 
 
-def _change(
-    baseline: Sequence[Item], other: Sequence[Item], measure: Callable[[Sequence[Item]], float], scale: Scale
-) -> float:
-    before, after = measure(baseline), measure(other)
-    if scale is Scale.DIFFERENCE:
-        return after - before
-    return math.log(after / before) if before > 0 and after > 0 else math.nan
-
-
 def _resampled(
     repetitions: Sequence[Repetition[Item]],
-    measure: Callable[[Sequence[Item]], float],
-    scale: Scale,
+    change: Change[Item],
     seed: int,
     num_resamples: int,
 ) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
@@ -172,7 +196,7 @@ def _resampled(
             pairs = rng.integers(len(repetition.baseline), size=len(repetition.baseline))
             baseline = [repetition.baseline[i] for i in pairs]
             other = [repetition.other[i] for i in pairs]
-            changes.append(_change(baseline, other, measure, scale))
+            changes.append(change(baseline, other))
         means[number] = np.mean(changes)
     return means
 

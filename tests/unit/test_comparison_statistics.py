@@ -14,6 +14,9 @@ from twinpool.bench.comparison.statistics import (
     Scale,
     Verdict,
     compare,
+    difference,
+    log_ratio,
+    median_paired_difference,
     student_quantile,
 )
 
@@ -37,17 +40,24 @@ def test_students_quantile_is_that_of_the_tables(probability: float, degrees: in
 
 
 def test_a_difference_larger_than_all_noise_is_shown_with_its_size() -> None:
-    difference = compare(_repetitions(5, other=0.5), mean, Scale.RATIO)
-    assert difference.verdict is Verdict.LOWER
-    assert difference.low < 0.5 < difference.high < 0.6
-    assert compare(_repetitions(5, other=2.0), mean, Scale.RATIO).verdict is Verdict.HIGHER
+    found = compare(_repetitions(5, other=0.5), log_ratio(mean), Scale.RATIO)
+    assert found.verdict is Verdict.LOWER
+    assert found.low < 0.5 < found.high < 0.6
+    assert compare(_repetitions(5, other=2.0), log_ratio(mean), Scale.RATIO).verdict is Verdict.HIGHER
 
 
 def test_a_difference_in_absolute_terms_has_the_unit_of_the_measure() -> None:
-    difference = compare(_repetitions(6, other=3.0), mean, Scale.DIFFERENCE)
-    assert difference.verdict is Verdict.HIGHER
-    assert difference.low < 2.0 < difference.high
-    assert difference.half_width == pytest.approx((difference.high - difference.low) / 2)
+    found = compare(_repetitions(6, other=3.0), difference(mean), Scale.DIFFERENCE)
+    assert found.verdict is Verdict.HIGHER
+    assert found.low < 2.0 < found.high
+    assert found.half_width == pytest.approx((found.high - found.low) / 2)
+
+
+def test_per_request_differences_leave_out_what_one_arm_did_not_answer() -> None:
+    repetitions = [Repetition([1.0, 2.0, None], [1.5, 2.5, 9.0]), Repetition([4.0, None], [4.5, 1.0])]
+    found = compare(repetitions, median_paired_difference(lambda value: value), Scale.DIFFERENCE)
+    assert found.value == pytest.approx(0.5)
+    assert found.verdict is Verdict.HIGHER
 
 
 def test_the_same_arm_twice_shows_no_difference_in_at_least_95_of_100_comparisons() -> None:
@@ -57,36 +67,37 @@ def test_the_same_arm_twice_shows_no_difference_in_at_least_95_of_100_comparison
         repetitions = _repetitions(4, other=1.0, seed=trial, run_noise=0.05)
         measures = [mean, max, min, _median, _ninetieth]
         differences = [
-            compare(repetitions, measure, Scale.RATIO, num_measures=5, num_resamples=40)
+            compare(repetitions, log_ratio(measure), Scale.RATIO, num_measures=5, num_resamples=40)
             for measure in measures
         ]
-        shown += any(difference.verdict is not Verdict.NOT_SHOWN for difference in differences)
+        shown += any(found.verdict is not Verdict.NOT_SHOWN for found in differences)
     assert shown <= 5
 
 
 def test_more_repetitions_narrow_the_interval() -> None:
-    few, many = (compare(_repetitions(count, other=1.0), mean, Scale.RATIO) for count in (3, 12))
+    few, many = (compare(_repetitions(count, other=1.0), log_ratio(mean), Scale.RATIO) for count in (3, 12))
     assert many.half_width < few.half_width
 
 
 def test_one_repetition_shows_nothing() -> None:
-    difference = compare(_repetitions(1, other=0.1), mean, Scale.RATIO)
-    assert difference.value == pytest.approx(0.1, rel=0.2)
-    assert (difference.low, difference.high) == (0.0, math.inf)
-    assert difference.verdict is Verdict.NOT_SHOWN
+    found = compare(_repetitions(1, other=0.1), log_ratio(mean), Scale.RATIO)
+    assert found.value == pytest.approx(0.1, rel=0.2)
+    assert (found.low, found.high) == (0.0, math.inf)
+    assert found.verdict is Verdict.NOT_SHOWN
 
 
 def test_a_value_without_a_ratio_shows_nothing() -> None:
     repetitions = [Repetition([0.0], [1.0]), Repetition([1.0], [1.0])]
-    difference = compare(repetitions, mean, Scale.RATIO)
-    assert math.isnan(difference.value)
-    assert difference.verdict is Verdict.NOT_SHOWN
-    assert difference.half_width == math.inf
+    found = compare(repetitions, log_ratio(mean), Scale.RATIO)
+    assert math.isnan(found.value)
+    assert found.verdict is Verdict.NOT_SHOWN
+    assert found.half_width == math.inf
 
 
 def test_measures_that_are_compared_together_need_wider_intervals() -> None:
     alone, of_ten = (
-        compare(_repetitions(5, other=1.0), mean, Scale.RATIO, num_measures=number) for number in (1, 10)
+        compare(_repetitions(5, other=1.0), log_ratio(mean), Scale.RATIO, num_measures=number)
+        for number in (1, 10)
     )
     assert (alone.level, of_ten.level) == (pytest.approx(0.95), pytest.approx(0.995))
     assert of_ten.half_width > alone.half_width
@@ -94,14 +105,16 @@ def test_measures_that_are_compared_together_need_wider_intervals() -> None:
 
 def test_the_same_seed_gives_the_same_interval() -> None:
     repetitions = _repetitions(4, other=1.1)
-    assert compare(repetitions, mean, Scale.RATIO, seed=3) == compare(repetitions, mean, Scale.RATIO, seed=3)
+    assert compare(repetitions, log_ratio(mean), Scale.RATIO, seed=3) == compare(
+        repetitions, log_ratio(mean), Scale.RATIO, seed=3
+    )
 
 
 def test_requests_without_a_partner_are_an_error() -> None:
     with pytest.raises(ValueError, match="wanted: pairs"):
-        compare([Repetition([1.0, 2.0], [1.0])], mean, Scale.RATIO)
+        compare([Repetition([1.0, 2.0], [1.0])], log_ratio(mean), Scale.RATIO)
     with pytest.raises(ValueError, match="at least one"):
-        compare([], mean, Scale.RATIO)
+        compare([], log_ratio(mean), Scale.RATIO)
 
 
 def _repetitions(
