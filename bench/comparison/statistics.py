@@ -143,13 +143,28 @@ def difference(measure: Measure[Item]) -> Change[Item]:
 
 def median_paired_difference(value: Callable[[Item], float | None]) -> Change[Item]:
     """The median over requests of other − baseline; requests without a value on either arm are left out."""
+    return _median_over_pairs(value, lambda before, after: after - before)
 
-    def change(baseline: Sequence[Item], other: Sequence[Item]) -> float:
-        pairs = ((value(before), value(after)) for before, after in zip(baseline, other, strict=True))
-        known = [after - before for before, after in pairs if before is not None and after is not None]
+
+def median_paired_log_ratio(value: Callable[[Item], float | None]) -> Change[Item]:
+    """The median over requests of ln(other / baseline), left out unless both are above 0."""
+    return _median_over_pairs(
+        value, lambda before, after: math.log(after / before) if before > 0 and after > 0 else None
+    )
+
+
+def _median_over_pairs(
+    value: Callable[[Item], float | None], change: Callable[[float, float], float | None]
+) -> Change[Item]:
+    def median(baseline: Sequence[Item], other: Sequence[Item]) -> float:
+        known = []
+        for one, same in zip(baseline, other, strict=True):
+            before, after = value(one), value(same)
+            if before is not None and after is not None and (found := change(before, after)) is not None:
+                known.append(found)
         return float(np.median(known)) if known else math.nan
 
-    return change
+    return median
 
 
 def student_quantile(probability: float, degrees: int) -> float:
