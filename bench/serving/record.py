@@ -17,11 +17,11 @@ class Ending(StrEnum):
 
     COMPLETED = "completed"
     REJECTED = "rejected"
-    """A status other than 200: the server did not take it in."""
+    """A status that says that the server did not take it in: 4xx, 503."""
     FAILED = "failed"
-    """An error event, a broken or malformed stream, or no connection."""
+    """An error event, a broken or malformed stream, no connection, or a status 500 or 502."""
     TIMED_OUT = "timed_out"
-    """The client's limit passed, or the server said that its own did."""
+    """The client's limit passed, or the server said that its own did (408, 504, an error's code)."""
     CANCELLED = "cancelled"
     """The client left, or the run was stopped."""
 
@@ -104,9 +104,12 @@ class Sender(msgspec.Struct, frozen=True, kw_only=True):
     cpu_share: float
     """Of one core, while the load ran."""
     send_lags_s: tuple[float, ...]
-    """sent − intended, of each open-loop request."""
+    """How late the sender turned to each open-loop request: after its intended time or, if it waited for
+    `--max-concurrency`, after its turn came. A new connection's opening comes on top, which is the server's doing."""
     loop_stalls_s: tuple[float, ...] = ()
     """The longest times its event loop was late, at least one if it ran."""
+    stalled_share: float = 0.0
+    """Of the load's duration: in which its event loop was late by more than 5 ms."""
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):
