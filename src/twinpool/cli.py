@@ -1,4 +1,5 @@
-"""The `twinpool` command: `serve`, `worker`, `join-token`, `api-key`, `chat`, `doctor`, `kv-size`, `fetch`, `bench`.
+"""The `twinpool` command: `serve`, `worker`, `join-token`, `api-key`, `chat`, `doctor`, `kv-size`, `metrics`, `fetch`,
+`bench`.
 
 This module only dispatches; each command is a module of `twinpool.commands` with `add_parser` and `run`.
 """
@@ -13,7 +14,18 @@ from collections.abc import Sequence
 from twinpool import __version__
 from twinpool.errors import ConfigError, ModelError, TwinpoolError
 
-COMMANDS = ("serve", "worker", "join_token", "api_key", "chat", "doctor", "kv_size", "fetch", "bench")
+COMMANDS = (
+    "serve",
+    "worker",
+    "join_token",
+    "api_key",
+    "chat",
+    "doctor",
+    "kv_size",
+    "metrics",
+    "fetch",
+    "bench",
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
