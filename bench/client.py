@@ -1,25 +1,22 @@
 """A streaming client that measures: what came, when each token came, and how the stream ended.
 
-It speaks HTTP/1.1 on a connection per request, which it closes to leave. What it does per token is little (a C parser
-for HTTP, a typed decoder for JSON), because it shares the machine with the server that it measures.
+It uses a connection per request, which it closes to leave.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, cast
-from urllib.parse import urlsplit
+from typing import Any
 
-import httptools
 import msgspec
 
-from twinpool.config import require
+from twinpool.bench.events import Choice, ErrorBody, EventSplitter, decode_event
+from twinpool.bench.http1 import Address, Answer, Connection, connect
 
-CONNECT_LIMIT_S = 10.0
 GET_LIMIT_S = 10.0
 
 
@@ -118,45 +115,48 @@ class Client:
     """Talks to one server. Each call uses a connection of its own."""
 
     def __init__(self, url: str, api_key: str | None = None) -> None:
-        parts = urlsplit(url)
-        require("--url", url, parts.scheme == "http" and bool(parts.hostname), "like http://127.0.0.1:8000")
-        self.host, self.port = parts.hostname or "", parts.port or 80
-        self._headers = [f"Host: {self.host}:{self.port}", "Connection: close"]
+        self._address = Address.parse("--url", url)
+        self._tls = self._address.tls_context()
+        self.host, self.port = self._address.host, self._address.port
+        self._headers = ["Connection: close"]
         if api_key is not None:
             self._headers.append(f"Authorization: Bearer {api_key}")
 
     async def get(self, path: str, limit_s: float = GET_LIMIT_S) -> Response:
         """Fetches `path`. Raises OSError (not reachable, broken off) and TimeoutError."""
-        parts: list[bytes] = []
-        exchange = _Exchange(parts.append)
+        answer = _WholeAnswer()
         async with asyncio.timeout(limit_s):
-            await self._open(exchange, self._request("GET", path, b"", ()))
-            await exchange.over
-        if not exchange.is_whole:
+            connection = await connect(self._address, self._tls)
+            try:
+                connection.ask(self._address.request("GET", path, self._headers), answer)
+                await answer.is_over
+            finally:
+                connection.abort()
+        if not answer.is_whole:
             raise ConnectionResetError(f"the answer to GET {path} broke off")
-        return Response(exchange.status, exchange.headers, b"".join(parts))
+        return Response(answer.status, answer.headers, b"".join(answer.parts))
 
     async def generate(
         self, generation: Generation, limit_s: float, departure: Departure | None = None, request_id: str = ""
     ) -> Outcome:
         """Sends the request and follows its stream, at most `limit_s`. What a server does is an outcome, no error."""
-        headers = ["Content-Type: application/json"]
+        headers = [*self._headers, "Content-Type: application/json"]
         if request_id:
             headers.append(f"X-Request-Id: {request_id}")
         recorder = _Recorder(departure or Departure())
-        exchange = recorder.exchange
         outcome = recorder.outcome
         outcome.request_id = request_id
-        request = self._request("POST", "/v1/completions", generation.body(), headers)
+        request = self._address.request("POST", "/v1/completions", headers, generation.body())
         outcome.sent_at = time.monotonic()
         leaving: asyncio.TimerHandle | None = None
         try:
             async with asyncio.timeout(limit_s):
-                await self._open(exchange, request)
+                recorder.connection = await connect(self._address, self._tls)
+                recorder.connection.ask(request, recorder)
                 outcome.sent_at = time.monotonic()
                 if departure is not None and departure.after_s is not None:
                     leaving = asyncio.get_running_loop().call_later(departure.after_s, recorder.leave)
-                await exchange.over
+                await recorder.is_over
         except TimeoutError:
             outcome.end = End.HUNG
         except OSError as exc:
@@ -166,165 +166,107 @@ class Client:
         finally:
             if leaving is not None:
                 leaving.cancel()
-            exchange.leave()
+            if recorder.connection is not None:
+                recorder.connection.abort()
         outcome.ended_at = time.monotonic()
         return outcome
 
-    async def _open(self, exchange: _Exchange, request: bytes) -> None:
-        loop = asyncio.get_running_loop()
-        async with asyncio.timeout(CONNECT_LIMIT_S):
-            await loop.create_connection(lambda: exchange, self.host, self.port)
-        exchange.send(request)
 
-    def _request(self, method: str, path: str, body: bytes, headers: list[str] | tuple[()]) -> bytes:
-        lines = [f"{method} {path} HTTP/1.1", *self._headers, *headers]
-        if body:
-            lines.append(f"Content-Length: {len(body)}")
-        return "\r\n".join([*lines, "", ""]).encode() + body
+class _AwaitedAnswer(Answer):
+    """`is_over` is done when the answer is whole or the connection has ended."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-class _Exchange(asyncio.Protocol):
-    """One request and its answer. `over` is done when the answer is whole or the connection has ended."""
-
-    def __init__(self, on_body: Callable[[bytes], None]) -> None:
-        self.on_body = on_body  # httptools looks for it when it is made
-        self._parser = httptools.HttpResponseParser(self)
-        self._transport: asyncio.Transport | None = None
-        self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.headers: dict[str, str] = {}
-        self.status = 0
-        self.is_whole = False
-
-    def send(self, data: bytes) -> None:
-        assert self._transport is not None, "the connection is open"
-        self._transport.write(data)
-
-    def leave(self) -> None:
-        """Closes the connection at once. Calling it twice is fine."""
-        if self._transport is not None:
-            self._transport.abort()
-        self._finish()
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's are of no class of asyncio
-
-    def data_received(self, data: bytes) -> None:
-        try:
-            self._parser.feed_data(data)
-        except httptools.HttpParserError:
-            self.leave()  # not an answer in HTTP: it stays unfinished
-
-    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002  # asyncio's
-        self._finish()
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        self.headers[name.decode("latin-1").lower()] = value.decode("latin-1")
-
-    def on_headers_complete(self) -> None:
-        self.status = self._parser.get_status_code()
-
-    def on_message_complete(self) -> None:
-        self.is_whole = True
-        self._finish()
-
-    def _finish(self) -> None:
-        if not self.over.done():
-            self.over.set_result(None)
+    def over(self) -> None:
+        if not self.is_over.done():
+            self.is_over.set_result(None)
 
 
-class _Choice(msgspec.Struct):
-    text: str = ""
-    finish_reason: str | None = None
-    token_ids: list[int] = []
+class _WholeAnswer(_AwaitedAnswer):
+    """Keeps the body."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts: list[bytes] = []
+
+    def take(self, data: bytes, at: float) -> None:  # noqa: ARG002  # an answer's
+        self.parts.append(data)
 
 
-class _Usage(msgspec.Struct):
-    prompt_tokens: int
-    completion_tokens: int
-
-
-class _Error(msgspec.Struct):
-    message: str
-    code: str | None = None
-
-
-class _Event(msgspec.Struct):
-    choices: list[_Choice] = []
-    usage: _Usage | None = None
-    error: _Error | None = None
-
-
-_decode = msgspec.json.Decoder(_Event).decode
-
-
-class _Recorder:
+class _Recorder(_AwaitedAnswer):
     """Turns the bytes of one answer into an `Outcome`."""
 
     def __init__(self, departure: Departure) -> None:
+        super().__init__()
         self.outcome = Outcome()
-        self.exchange = _Exchange(self._take)
+        self.connection: Connection | None = None
         self._leave_at_tokens = departure.after_tokens
-        self._buffer = b""
+        self._events = EventSplitter()
+        self._refusal = b""
 
     def leave(self) -> None:
         """The client goes away now, unless its answer is over."""
-        if not self.exchange.over.done():
+        if not self.is_over.done() and self.connection is not None:
             self.outcome.end = End.LEFT
-            self.exchange.leave()
+            self.connection.abort()
 
     def close(self) -> None:
         """The exchange is over: says how."""
-        outcome, exchange = self.outcome, self.exchange
-        outcome.status = exchange.status
-        outcome.request_id = exchange.headers.get("x-request-id", outcome.request_id)
-        if outcome.end is End.LEFT or not exchange.is_whole:
+        outcome = self.outcome
+        outcome.status = self.status
+        outcome.request_id = self.headers.get("x-request-id", outcome.request_id)
+        if outcome.end is End.LEFT or not self.is_whole:
             return
-        if exchange.status == 200:
+        if self.status == 200:
             if outcome.error:
                 outcome.end = End.FAILED
             elif outcome.finish_reason is not None:
                 outcome.end = End.COMPLETE
             return
         outcome.end = End.REFUSED
-        if "retry-after" in exchange.headers:
-            outcome.retry_after_s = float(exchange.headers["retry-after"])
-        self._event(self._buffer)
+        if "retry-after" in self.headers:
+            outcome.retry_after_s = float(self.headers["retry-after"])
+        self._event(self._refusal, outcome.sent_at)
 
-    def _take(self, data: bytes) -> None:
+    def take(self, data: bytes, at: float) -> None:
         self.outcome.num_body_bytes += len(data)
-        self._buffer += data
-        if self.exchange.status != 200:
+        if self.status != 200:
+            self._refusal += data
             return
-        *events, self._buffer = self._buffer.split(b"\n\n")
-        for event in events:
-            if event.startswith(b"data: {"):
-                self._event(event[6:])
+        for event in self._events.feed(data):
+            if event.startswith(b"{"):
+                self._event(event, at)
 
-    def _event(self, data: bytes) -> None:
+    def _event(self, data: bytes, at: float) -> None:
         outcome = self.outcome
         try:
-            event = _decode(data)
+            event = decode_event(data)
         except msgspec.MsgspecError:
             outcome.error = f"not an event: {data[:200]!r}"
             return
-        if event.error is not None:
-            outcome.error, outcome.error_code = event.error.message, event.error.code or ""
+        match event.error:
+            case ErrorBody(message=message, code=code):
+                outcome.error, outcome.error_code = message, str(code or "")
+            case str(message):
+                outcome.error = message
         if event.usage is not None:
             outcome.num_prompt_tokens = event.usage.prompt_tokens
             outcome.num_output_tokens = event.usage.completion_tokens
-        for choice in event.choices:
-            self._choice(choice)
+        for choice in event.choices or ():
+            self._choice(choice, at)
 
-    def _choice(self, choice: _Choice) -> None:
+    def _choice(self, choice: Choice, at: float) -> None:
         outcome = self.outcome
         outcome.finish_reason = choice.finish_reason or outcome.finish_reason
-        if not (choice.text or choice.token_ids):
+        text, token_ids = choice.output, choice.token_ids or ()
+        if not (text or token_ids):
             return
-        now = time.monotonic()
         if outcome.first_output_at is None:
-            outcome.first_output_at = now
-        outcome.text += choice.text
-        outcome.token_ids += choice.token_ids
-        outcome.token_at += [now] * len(choice.token_ids)
+            outcome.first_output_at = at
+        outcome.text += text
+        outcome.token_ids += token_ids
+        outcome.token_at += [at] * len(token_ids)
         if self._leave_at_tokens is not None and len(outcome.token_ids) >= self._leave_at_tokens:
             self.leave()

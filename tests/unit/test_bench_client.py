@@ -155,7 +155,7 @@ async def test_a_get_that_breaks_off_raises() -> None:
             await client.get("/metrics")
 
 
-@pytest.mark.parametrize("url", ["https://127.0.0.1:1", "127.0.0.1:8000", "http://"])
+@pytest.mark.parametrize("url", ["ftp://127.0.0.1:1", "127.0.0.1:8000", "http://", "http://host:port"])
 def test_an_address_that_is_none_is_named(url: str) -> None:
     with pytest.raises(ConfigError, match="--url"):
         Client(url)
