@@ -26,9 +26,10 @@ from itertools import pairwise
 from twinpool.bench import program, prompts
 from twinpool.bench.client import End, Outcome
 from twinpool.bench.load import Load
-from twinpool.bench.metrics import percentile, summary, ttft_s
+from twinpool.bench.metrics import summary, ttft_s
 from twinpool.bench.program import Check, Report, say
 from twinpool.bench.server_under_test import BUSY, ServerFault, ServerUnderTest, busy_shares
+from twinpool.bench.serving.distributions import percentile
 
 MOST_ITL, MOST_TTFT = 1.25, 1.15
 """Times the undisturbed figure."""

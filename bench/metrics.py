@@ -1,61 +1,60 @@
-"""What is computed from outcomes. The definitions are those of `DESIGN.md`, "Vocabulary"."""
+"""What the proof programs compute from outcomes. The definitions are those of `serving/metrics.py`; here is only how an
+outcome reads as a record, and what nobody else needs."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 from twinpool.bench.client import End, Outcome
+from twinpool.bench.serving import metrics
+from twinpool.bench.serving.distributions import percentile
+from twinpool.bench.serving.record import Chunk, Ending, RequestRecord, TokenCount
+from twinpool.bench.serving.slo import Slo
+
+_ENDINGS = {
+    End.COMPLETE: Ending.COMPLETED, End.FAILED: Ending.FAILED, End.REFUSED: Ending.REJECTED,
+    End.LEFT: Ending.CANCELLED, End.BROKEN: Ending.FAILED, End.HUNG: Ending.TIMED_OUT, End.UNREACHABLE: Ending.FAILED,
+}  # fmt: skip
 
 
-def percentile(values: Sequence[float], percent: float) -> float:
-    """The smallest value that at least `percent` of them do not exceed (nearest rank); NaN of none."""
-    if not values:
-        return math.nan
-    ordered = sorted(values)
-    return ordered[max(0, math.ceil(percent / 100 * len(ordered)) - 1)]
+def record_of(outcome: Outcome) -> RequestRecord:
+    """The outcome as a record. The programs send when they mean to: intended is sent."""
+    chunks = [Chunk(at, 1) for at in outcome.token_at]
+    if outcome.first_output_at is not None and (not chunks or outcome.first_output_at < chunks[0].at_s):
+        chunks.insert(0, Chunk(outcome.first_output_at, 0))  # text before the first token id
+    return RequestRecord(
+        index=0, request_id=outcome.request_id, group="", intended_at_s=outcome.sent_at, sent_at_s=outcome.sent_at,
+        ended_at_s=outcome.ended_at, ending=_ENDINGS[outcome.end], input_tokens=outcome.num_prompt_tokens or 0,
+        wanted_output_tokens=len(outcome.token_ids), output_tokens=len(outcome.token_at), chunks=tuple(chunks),
+        token_count=TokenCount.IDS, finish_reason=outcome.finish_reason, status=outcome.status, error=outcome.error,
+    )  # fmt: skip
 
 
 def ttft_s(outcome: Outcome) -> float | None:
-    """First non-empty output − request sent, on the client's clock; None without output."""
-    return None if outcome.first_output_at is None else outcome.first_output_at - outcome.sent_at
+    """First output − sent; None without output."""
+    return metrics.ttft_s(record_of(outcome))
 
 
 def itls_s(outcome: Outcome) -> list[float]:
     """Each gap between consecutive output tokens."""
-    return [later - earlier for earlier, later in pairwise(outcome.token_at)]
+    return list(map(float, metrics.itls_s(record_of(outcome))))
 
 
 def tpot_s(outcome: Outcome) -> float | None:
-    """(E2E − TTFT) / (output tokens − 1), up to the last token; None with fewer than two."""
-    if len(outcome.token_at) < 2 or outcome.first_output_at is None:
-        return None
-    return (outcome.token_at[-1] - outcome.first_output_at) / (len(outcome.token_at) - 1)
+    """(E2E − TTFT) / (output tokens − 1); None with fewer than two."""
+    return metrics.tpot_s(record_of(outcome))
 
 
-@dataclass(frozen=True, slots=True)
-class Slo:
-    """What every request should keep: a bound on its TTFT, and on the 99th percentile of its own ITLs."""
-
-    ttft_s: float
-    itl_p99_s: float
-
-    def is_met(self, outcome: Outcome) -> bool:
-        """Whether the request succeeded within all bounds. Refused, failed and left ones never do."""
-        first_s, gaps_s = ttft_s(outcome), itls_s(outcome)
-        return (
-            outcome.end is End.COMPLETE
-            and first_s is not None
-            and first_s <= self.ttft_s
-            and (not gaps_s or percentile(gaps_s, 99) <= self.itl_p99_s)
-        )
+def is_good(outcome: Outcome, slo: Slo) -> bool:
+    """Whether the request succeeded within all bounds. Refused, failed and left ones never do."""
+    return slo.is_met(metrics.request_metrics(record_of(outcome)))
 
 
 def goodput_per_s(outcomes: Iterable[Outcome], slo: Slo, seconds: float) -> float:
     """Requests per second that succeeded and met the SLO."""
-    return sum(slo.is_met(outcome) for outcome in outcomes) / seconds
+    return sum(is_good(outcome, slo) for outcome in outcomes) / seconds
 
 
 def slo_of(outcomes: Sequence[Outcome], factor: float) -> Slo:
@@ -63,7 +62,7 @@ def slo_of(outcomes: Sequence[Outcome], factor: float) -> Slo:
     complete = [outcome for outcome in outcomes if outcome.end is End.COMPLETE]
     first = [seconds for outcome in complete if (seconds := ttft_s(outcome)) is not None]
     gaps = [percentile(gaps, 99) for outcome in complete if (gaps := itls_s(outcome))]
-    return Slo(factor * percentile(first, 99), factor * percentile(gaps, 99))
+    return Slo(ttft_s=factor * percentile(first, 99), itl_p99_s=factor * percentile(gaps, 99))
 
 
 @dataclass(frozen=True, slots=True)

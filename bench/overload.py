@@ -24,9 +24,11 @@ from twinpool.bench import program, prompts
 from twinpool.bench.arrivals import Arrivals, arrival_times
 from twinpool.bench.client import End, Outcome
 from twinpool.bench.load import Load, Throughput, measure_closed_loop, open_loop
-from twinpool.bench.metrics import Slo, goodput_per_s, itls_s, percentile, summary, ttft_s
+from twinpool.bench.metrics import goodput_per_s, is_good, itls_s, summary, ttft_s
 from twinpool.bench.program import Check, Report, say
 from twinpool.bench.server_under_test import ServerFault, ServerUnderTest
+from twinpool.bench.serving.distributions import percentile
+from twinpool.bench.serving.slo import Slo
 
 STREAM_LIMIT_S = 60.0
 REST_LIMIT_S = 30.0
@@ -82,10 +84,11 @@ async def prove(args: argparse.Namespace, server: ServerUnderTest) -> Report:
     times = arrival_times(Arrivals.CONSTANT, LIGHT_SHARE * rate, args.measure, args.seed)
     await open_loop(times, lambda: light.one(next_request()))
     slo = Slo(
-        args.max_wait + args.slo_factor * summary(map(ttft_s, light.outcomes)).p99_s,
-        args.slo_factor * percentile([percentile(itls_s(o), 99) for o in _complete(capacity.outcomes)], 99),
+        ttft_s=args.max_wait + args.slo_factor * summary(map(ttft_s, light.outcomes)).p99_s,
+        itl_p99_s=args.slo_factor
+        * percentile([percentile(itls_s(o), 99) for o in _complete(capacity.outcomes)], 99),
     )
-    say(f"SLO: TTFT {slo.ttft_s * 1e3:.0f} ms, ITL p99 {slo.itl_p99_s * 1e3:.0f} ms")
+    say(f"SLO: {slo}")
     say(f"now {args.times * rate:.2f} requests/s")
     fresh, retried = Load(server.client, STREAM_LIMIT_S), Load(server.client, STREAM_LIMIT_S)
 
@@ -117,7 +120,7 @@ def promises(outcomes: Sequence[Outcome], slo: Slo) -> tuple[Check, ...]:
     """What must hold of all requests of an overload."""
     refused = [o for o in outcomes if o.end is End.REFUSED]
     admitted = [o for o in outcomes if o.end is not End.REFUSED]
-    kept = sum(map(slo.is_met, admitted))
+    kept = sum(is_good(outcome, slo) for outcome in admitted)
     wrong_status = Counter(o.status for o in refused if o.status != 429 or o.retry_after_s is None)
     late = [o for o in refused if _seconds(o) >= REFUSAL_LIMIT_S]
     lost = Counter(o.end.value for o in admitted if o.end is not End.COMPLETE)

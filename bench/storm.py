@@ -26,9 +26,10 @@ from twinpool.bench import program, prompts
 from twinpool.bench.arrivals import Arrivals, arrival_times
 from twinpool.bench.client import Departure, End, Outcome
 from twinpool.bench.load import Load, Throughput, measure_closed_loop, open_loop
-from twinpool.bench.metrics import Slo, goodput_per_s, itls_s, slo_of, summary, ttft_s
+from twinpool.bench.metrics import goodput_per_s, itls_s, slo_of, summary, ttft_s
 from twinpool.bench.program import Check, Report, say
 from twinpool.bench.server_under_test import POLL_S, ServerFault, ServerUnderTest
+from twinpool.bench.serving.slo import Slo
 
 STREAM_LIMIT_S = 60.0
 REST_LIMIT_S = 30.0
@@ -121,7 +122,7 @@ async def prove(args: argparse.Namespace, server: ServerUnderTest) -> Report:
     await open_loop(times, lambda: before.one(next_request()))
     slo = slo_of(before.outcomes, args.slo_factor)
     answer_s = summary(o.ended_at - o.sent_at for o in before.outcomes).p50_s
-    say(f"SLO: TTFT {slo.ttft_s * 1e3:.0f} ms, ITL p99 {slo.itl_p99_s * 1e3:.0f} ms; the storm")
+    say(f"SLO: {slo}; the storm")
     violations = (await server.samples()).total("invariant_violations_total")
     steady, crowd = Load(server.client, STREAM_LIMIT_S), Load(server.client, STREAM_LIMIT_S)
     ends_at = time.monotonic() + args.seconds

@@ -23,6 +23,15 @@ class Slo(msgspec.Struct, frozen=True, kw_only=True):
     itl_p99_s: float | None = None
     """At least 99 % of the request's own ITLs are to be within it."""
 
+    def __str__(self) -> str:
+        names = (
+            ("TTFT", self.ttft_s),
+            ("TPOT", self.tpot_s),
+            ("E2E", self.e2e_s),
+            ("ITL p99", self.itl_p99_s),
+        )
+        return ", ".join(f"{name} {bound * 1e3:,.6g} ms" for name, bound in names if bound is not None)
+
     def is_met(self, request: RequestMetrics) -> bool:
         """Whether the request succeeded within all bounds. One that did not complete never does.
 

@@ -1,22 +1,20 @@
 """The arithmetic behind the reports, on outcomes written by hand."""
 
-import math
-
 import pytest
 
 from twinpool.bench.client import End, Outcome
 from twinpool.bench.load import throughput
 from twinpool.bench.metrics import (
-    Slo,
     goodput_per_s,
+    is_good,
     itls_s,
-    percentile,
     slo_of,
     slope_per_hour,
     summary,
     tpot_s,
     ttft_s,
 )
+from twinpool.bench.serving.slo import Slo
 
 
 def outcome(*token_at: float, end: End = End.COMPLETE, sent_at: float = 10.0) -> Outcome:
@@ -39,18 +37,17 @@ def test_ttft_itl_and_tpot_of_a_stream() -> None:
     assert tpot_s(stream) == pytest.approx(0.2)
 
 
+def test_text_before_the_first_token_id_is_the_first_output() -> None:
+    stream = outcome(10.5, 10.6)
+    stream.first_output_at = 10.4
+    assert ttft_s(stream) == pytest.approx(0.4)
+    assert itls_s(stream) == pytest.approx([0.1])
+
+
 def test_without_output_there_is_no_ttft_and_with_one_token_no_tpot() -> None:
     assert ttft_s(outcome()) is None
     assert tpot_s(outcome(10.5)) is None
     assert itls_s(outcome(10.5)) == []
-
-
-def test_percentiles_are_values_that_occurred() -> None:
-    values = [float(n) for n in range(1, 101)]
-    assert [percentile(values, p) for p in (0, 50, 99, 100)] == [1, 50, 99, 100]
-    assert percentile([3.0], 99) == 3
-    assert percentile([2.0, 1.0], 50) == 1
-    assert math.isnan(percentile([], 50))
 
 
 def test_a_summary_leaves_out_what_was_not_measured() -> None:
@@ -75,7 +72,7 @@ def test_a_summary_leaves_out_what_was_not_measured() -> None:
 )
 def test_only_what_succeeded_within_every_bound_is_goodput(stream: Outcome, is_met: bool) -> None:
     slo = Slo(ttft_s=1.0, itl_p99_s=0.2)
-    assert slo.is_met(stream) is is_met
+    assert is_good(stream, slo) is is_met
     assert goodput_per_s([stream, stream], slo, seconds=4.0) == (0.5 if is_met else 0.0)
 
 

@@ -9,10 +9,10 @@ import pytest
 from twinpool.bench.canary import _growth
 from twinpool.bench.chaos import wrong_with
 from twinpool.bench.client import End, Outcome
-from twinpool.bench.metrics import Slo
 from twinpool.bench.overload import promises
 from twinpool.bench.program import Check, Report
 from twinpool.bench.server_under_test import Samples
+from twinpool.bench.serving.slo import Slo
 
 WANTED = Outcome(
     end=End.COMPLETE, token_ids=[5, 6, 7], text="abc", finish_reason="length", num_output_tokens=3
@@ -76,14 +76,14 @@ def refused(after_s: float = 0.01, status: int = 429, retry_after_s: float | Non
     ],
 )
 def test_overload_names_the_promise_that_is_broken(outcomes: list[Outcome], broken: str) -> None:
-    found = [check.promise for check in promises(outcomes, Slo(1.0, 0.1)) if not check.holds]
+    found = [check.promise for check in promises(outcomes, Slo(ttft_s=1.0, itl_p99_s=0.1)) if not check.holds]
     assert len(found) == bool(broken)
     assert broken in "".join(found)
 
 
 def test_a_stream_that_hangs_breaks_an_overload() -> None:
     hung = Outcome(end=End.HUNG, ended_at=60.0)
-    found = promises([*[served()] * 200, hung, refused()], Slo(1.0, 0.1))
+    found = promises([*[served()] * 200, hung, refused()], Slo(ttft_s=1.0, itl_p99_s=0.1))
     assert [check.promise for check in found if not check.holds] == [
         "who is let in gets a complete answer; nobody hangs"
     ]
