@@ -31,6 +31,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     add("model", nargs="?", metavar="MODEL", help="id, directory or .gguf file (default: the built-in model)")
     add("--layers", type=int, metavar="N", help="instead of a MODEL: its layers")
     add("--kv-heads", type=int, metavar="N", help="instead of a MODEL: its key/value heads")
+    add(
+        "--query-heads",
+        type=int,
+        metavar="N",
+        help="its query heads, which KV does not depend on: to be checked",
+    )
     add("--head-dim", type=int, metavar="N", help="instead of a MODEL: elements of one head")
     add("--dtype", default="auto", help="float32, bfloat16, float16 or auto (the MODEL's own, else bfloat16)")
     add("--kv-cache-dtype", default="auto", help="auto (as --dtype), fp8 or int8")
@@ -41,6 +47,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         metavar="TOKENS",
         help="a sequence's length (default: the MODEL's longest, or 4096)",
     )
+    add(
+        "--expect",
+        type=parse_bytes,
+        metavar="SIZE",
+        help="per token, like 320KiB or 327680: refused if it is another",
+    )
     add("--memory", type=parse_bytes, metavar="SIZE", help=f"for KV, like 80GiB (default: {default_memory})")
     return parser
 
@@ -49,11 +61,15 @@ def run(args: argparse.Namespace) -> int:
     """Prints the sizes.
 
     Raises:
-        ConfigError: a number is missing or makes no sense.
+        ConfigError: a number is missing or makes no sense, or KV takes other than `--expect` per token.
         ModelError: the model cannot be found.
     """
     _check(args)
-    name, layout, context = _model_shape(args) if _shape_flags(args) is None else _given_shape(args)
+    name, layout, query_heads, context = (
+        _model_shape(args) if _shape_flags(args) is None else _given_shape(args)
+    )
+    if args.expect is not None:
+        _hold(args.expect, layout, query_heads)
     if args.memory is None:
         from twinpool.engine.kv_memory import free_host_memory
 
@@ -106,20 +122,40 @@ def _shape_flags(args: argparse.Namespace) -> list[str] | None:
     return None if len(missing) == len(_SHAPE_FLAGS) else missing
 
 
-def _given_shape(args: argparse.Namespace) -> tuple[str, KVLayout, int]:
+def _hold(expected: int, layout: KVLayout, query_heads: int | None) -> None:
+    """Raises ConfigError unless KV takes so many bytes per token."""
+    if layout.token_bytes == expected:
+        return
+    formula = f"2 × {layout.num_layers} layers × {layout.num_kv_heads} kv_heads × {layout.head_dim} × {layout.dtype}"
+    sentence = f"--expect is {expected:,} bytes per token, but {formula} are {layout.token_bytes:,}"
+    if query_heads is not None and layout.token_bytes * query_heads == expected * layout.num_kv_heads:
+        sentence += f"; it has the {query_heads} query heads in place of the {layout.num_kv_heads} kv_heads"
+    raise ConfigError(sentence)
+
+
+def _given_shape(args: argparse.Namespace) -> tuple[str, KVLayout, int | None, int]:
     if missing := _shape_flags(args):
-        raise ConfigError(
-            f"--{missing[0].replace('_', '-')} is missing; give all of --layers, --kv-heads and --head-dim"
-        )
+        flag, why = f"--{missing[0].replace('_', '-')}", ""
+        if missing[0] == "kv_heads" and args.query_heads is not None:
+            why = f" (kv_heads, not the {args.query_heads} query heads, is what KV is kept for)"
+        raise ConfigError(f"{flag} is missing{why}; give all of --layers, --kv-heads and --head-dim")
     if args.model is not None:
         raise ConfigError(f"MODEL is {args.model!r} and --layers is {args.layers}; give one or the other")
     dtype = _kv_dtype(args, Dtype.BFLOAT16)
     shape = (args.layers, args.kv_heads, args.head_dim, args.block_size)
     context = _DEFAULT_CONTEXT if args.context is None else args.context
-    return "given shape", KVLayout(*shape, dtype), context
+    is_even = args.query_heads is None or args.query_heads % args.kv_heads == 0
+    require("--query-heads", args.query_heads, is_even, f"a multiple of the {args.kv_heads} --kv-heads")
+    return "given shape", KVLayout(*shape, dtype), args.query_heads, context
 
 
-def _model_shape(args: argparse.Namespace) -> tuple[str, KVLayout, int]:
+def _model_shape(args: argparse.Namespace) -> tuple[str, KVLayout, int | None, int]:
+    require(
+        "--query-heads",
+        args.query_heads,
+        args.query_heads is None,
+        "only with --layers, --kv-heads, --head-dim",
+    )
     from twinpool.engine.model_config import ModelConfig
     from twinpool.engine.model_files import resolve
 
@@ -127,7 +163,7 @@ def _model_shape(args: argparse.Namespace) -> tuple[str, KVLayout, int]:
     config = ModelConfig.from_dir(model.path)
     dtype = _kv_dtype(args, config.dtype)
     context = config.max_positions if args.context is None else args.context
-    return model.name, config.kv_layout(args.block_size, dtype), context
+    return model.name, config.kv_layout(args.block_size, dtype), config.num_heads, context
 
 
 def _kv_dtype(args: argparse.Namespace, own: Dtype) -> Dtype:
@@ -140,6 +176,6 @@ def _check(args: argparse.Namespace) -> None:
     for flag, names in (("--dtype", COMPUTE_DTYPES), ("--kv-cache-dtype", KV_CACHE_DTYPES)):
         value, allowed = getattr(args, flag[2:].replace("-", "_")), ("auto", *names)
         require(flag, value, value in allowed, ", ".join(allowed))
-    for name in ("block_size", "context", *_SHAPE_FLAGS):
+    for name in ("block_size", "context", "query_heads", *_SHAPE_FLAGS):
         value = getattr(args, name)
         require(f"--{name.replace('_', '-')}", value, value is None or value >= 1, "1 or more")
