@@ -1,18 +1,20 @@
 """Workloads: requests with prompts of exact lengths, from distributions, traces and files.
 
-`settings` says what is wanted; `generated` (and the readers of files) give *shapes*, requests as lengths; `shapes` fits
-them to the model's context; `text` makes the prompts.
+`settings` says what is wanted. `generated`, `fitted` and `traces` give *shapes*, requests as lengths; `shapes` fits
+them to the model's context, and `text` makes the prompts. `prompts` reads data that has its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import tokenizers
 
+from twinpool.bench.serving.datasets.fitted import fitted_shapes, fitted_traces
 from twinpool.bench.serving.datasets.generated import lognormal_shapes, prefix_shapes, random_shapes
+from twinpool.bench.serving.datasets.prompts import custom, fit_prompts, sharegpt
 from twinpool.bench.serving.datasets.settings import (
+    FILE_DATASETS,
     DatasetName,
     DatasetSettings,
     LognormalLengths,
@@ -22,9 +24,10 @@ from twinpool.bench.serving.datasets.settings import (
     TooLong,
     TraceSettings,
 )
-from twinpool.bench.serving.datasets.shapes import Shape, fit
+from twinpool.bench.serving.datasets.shapes import Drawn, fit, windowed
 from twinpool.bench.serving.datasets.text import Synthesizer
-from twinpool.bench.serving.workload import PlannedRequest
+from twinpool.bench.serving.datasets.traces import csv_trace, jsonl_trace, record_trace
+from twinpool.bench.serving.workload import Chat, PlannedRequest
 from twinpool.config import require
 from twinpool.errors import ConfigError
 
@@ -67,29 +70,56 @@ def make_workload(
     Raises:
         ConfigError: a file cannot be read or lacks something, a length is beyond the context, or nothing is left.
     """
-    require("--num-prompts", num_prompts, num_prompts >= 1, "at least 1")
-    shapes = _drawn(settings, num_prompts, seed)
-    return _synthesized(shapes, settings, tokenizer, seed)
+    has_file = settings.name in FILE_DATASETS
+    least = 0 if has_file else 1
+    require("--num-prompts", num_prompts, num_prompts >= least, f"at least {least}")
+    match settings.name:
+        case DatasetName.SHAREGPT | DatasetName.CUSTOM:
+            workload = _prompted(settings, tokenizer, num_prompts, seed)
+        case _:
+            workload = _synthesized(_shapes(settings, num_prompts, seed), settings, tokenizer, seed)
+    missing = num_prompts - len(workload.requests)
+    if missing > 0:
+        note = f"there are {len(workload.requests)} requests, not {num_prompts}"
+        workload = Workload(workload.requests, (*workload.notes, note))
+    return workload
 
 
-def _drawn(settings: DatasetSettings, num_prompts: int, seed: int) -> list[Shape]:
+def _shapes(settings: DatasetSettings, num_prompts: int, seed: int) -> Drawn:
+    """Requests of made prompts, with what was left out."""
+    path = settings.path or ""
     match settings.name:
         case DatasetName.RANDOM:
-            return random_shapes(settings.random, num_prompts, seed)
+            return Drawn(random_shapes(settings.random, num_prompts, seed))
         case DatasetName.LOGNORMAL:
-            return lognormal_shapes(settings.lognormal, num_prompts, seed)
+            return Drawn(lognormal_shapes(settings.lognormal, num_prompts, seed))
         case DatasetName.PREFIX_REPETITION:
-            return prefix_shapes(settings.prefix_repetition, num_prompts, seed)
+            return Drawn(prefix_shapes(settings.prefix_repetition, num_prompts, seed))
+        case DatasetName.JSONL_TRACE:
+            drawn = jsonl_trace(path, settings.trace.block_size)
+        case DatasetName.CSV_TRACE:
+            drawn = csv_trace(path)
+        case DatasetName.RECORDS:
+            drawn = record_trace(path)
         case _:
-            raise ConfigError(f"--dataset-name {settings.name} cannot be read yet")
+            table = fitted_traces()[settings.name]
+            drawn = Drawn(fitted_shapes(table, num_prompts, seed, settings.trace.start_s))
+    taken = windowed(drawn.shapes, settings.trace)
+    if not taken:
+        last_s = max(shape.at_s or 0.0 for shape in drawn.shapes)
+        raise ConfigError(
+            f"dataset {settings.name} has no request in the window that --trace-start and --trace-window leave: its "
+            f"{len(drawn.shapes)} requests come within {last_s:.1f} s"
+        )
+    return Drawn(taken[: num_prompts or None], drawn.notes)
 
 
 def _synthesized(
-    shapes: Sequence[Shape], settings: DatasetSettings, tokenizer: tokenizers.Tokenizer, seed: int
+    drawn: Drawn, settings: DatasetSettings, tokenizer: tokenizers.Tokenizer, seed: int
 ) -> Workload:
-    """Prompts for `shapes`, of exactly their lengths."""
+    """Prompts for the shapes, of exactly their lengths."""
     synthesizer = Synthesizer(tokenizer, settings.prompt_as, seed)
-    fitted = fit(shapes, settings, synthesizer.least_tokens)
+    fitted = fit(drawn.shapes, settings, synthesizer.least_tokens)
     requests = [
         PlannedRequest(
             index=index,
@@ -105,4 +135,33 @@ def _synthesized(
     synthesizer.check(
         [request.prompt for request in requests], [request.input_tokens for request in requests]
     )
+    return Workload(requests, (*drawn.notes, *fitted.notes))
+
+
+def _prompted(
+    settings: DatasetSettings, tokenizer: tokenizers.Tokenizer, num_prompts: int, seed: int
+) -> Workload:
+    """The data's own prompts."""
+    read = sharegpt if settings.name is DatasetName.SHAREGPT else custom
+    fitted = fit_prompts(read(settings, tokenizer, seed), settings, tokenizer, num_prompts or None)
+    requests = [
+        PlannedRequest(
+            index=index,
+            prompt=_as_wanted(request.prompt, settings, tokenizer),
+            input_tokens=request.input_tokens,
+            output_tokens=request.output_tokens,
+            group=request.group,
+        )
+        for index, request in enumerate(fitted.requests)
+    ]
     return Workload(requests, fitted.notes)
+
+
+def _as_wanted(
+    prompt: str | Chat, settings: DatasetSettings, tokenizer: tokenizers.Tokenizer
+) -> str | tuple[int, ...] | Chat:
+    if settings.prompt_as is PromptAs.TEXT:
+        return prompt
+    if isinstance(prompt, Chat):
+        raise ConfigError("--prompt-as ids goes with prompts, and the data has messages; leave it out")
+    return tuple(tokenizer.encode(prompt).ids)

@@ -108,14 +108,14 @@ def clipped(shape: Shape, context: int) -> Shape:
 
 
 @dataclass(frozen=True, slots=True)
-class Fitted:
-    """Shapes that the model can hold, and in words what was done to those that it could not."""
+class Drawn:
+    """The requests of a dataset, and in words what of it was changed or left out."""
 
     shapes: list[Shape]
     notes: tuple[str, ...] = ()
 
 
-def fit(shapes: Sequence[Shape], settings: DatasetSettings, least_input: int = 1) -> Fitted:
+def fit(shapes: Sequence[Shape], settings: DatasetSettings, least_input: int = 1) -> Drawn:
     """Shapes whose prompts have at least `least_input` tokens and fit into the context with their output.
 
     Raises:
@@ -129,7 +129,7 @@ def fit(shapes: Sequence[Shape], settings: DatasetSettings, least_input: int = 1
     context = settings.max_model_len
     too_long = [] if context is None else [shape for shape in shapes if _length(shape) > context]
     if context is None or not too_long:
-        return Fitted(list(shapes), tuple(notes))
+        return Drawn(list(shapes), tuple(notes))
     count = f"{len(too_long)} of {len(shapes)} requests"
     longest = max(map(_length, too_long))
     match settings.too_long:
@@ -157,7 +157,7 @@ def fit(shapes: Sequence[Shape], settings: DatasetSettings, least_input: int = 1
             f"no workload of dataset {settings.name} fits into a context of {context} tokens with "
             f"--too-long {settings.too_long}"
         )
-    return Fitted(made, tuple(notes))
+    return Drawn(made, tuple(notes))
 
 
 def _length(shape: Shape) -> int:
