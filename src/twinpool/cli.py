@@ -1,5 +1,5 @@
 """The `twinpool` command: `serve`, `worker`, `join-token`, `api-key`, `chat`, `doctor`, `kv-size`, `metrics`, `fetch`,
-`bench`.
+`bench`, `compare`.
 
 This module only dispatches; each command is a module of `twinpool.commands` with `add_parser` and `run`.
 """
@@ -25,6 +25,7 @@ COMMANDS = (
     "metrics",
     "fetch",
     "bench",
+    "compare",
 )
 
 
