@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from twinpool.bench.serving.record import Run
+from twinpool.bench.serving.summary import Window
 
 FORMAT = 1
 """Of the JSON; another number means other fields."""
@@ -77,7 +78,9 @@ class ArmReport(msgspec.Struct, frozen=True, kw_only=True):
     command: str = ""
     """That started its server."""
     runs: tuple[Run, ...] = ()
-    """The repetitions, without warm-up."""
+    """The repetitions."""
+    windows: tuple[Window, ...] = ()
+    """What of each run is measured, as many as runs; empty: all requests of all of them."""
     figures: tuple[Figure, ...] = ()
     settings: dict[str, Any] = {}
     """JSON values by name."""
