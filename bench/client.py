@@ -114,9 +114,9 @@ class Response:
 class Client:
     """Talks to one server. Each call uses a connection of its own."""
 
-    def __init__(self, url: str, api_key: str | None = None) -> None:
+    def __init__(self, url: str, api_key: str | None = None, *, verify_tls: bool = True) -> None:
         self._address = Address.parse("--url", url)
-        self._tls = self._address.tls_context()
+        self._tls = self._address.tls_context(is_verified=verify_tls)
         self.host, self.port = self._address.host, self._address.port
         self._headers = ["Connection: close"]
         if api_key is not None:

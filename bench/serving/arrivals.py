@@ -59,20 +59,15 @@ class Ramp:
 
 @dataclass(frozen=True, slots=True)
 class Pacing:
-    """How a load is paced. With a `ramp` its rates hold and `rate_per_s` does not count.
-
-    `speed` is of a replay: 2 sends everything in half the time.
-    """
+    """How a load is paced. With a `ramp` its rates hold and `rate_per_s` does not count."""
 
     process: Process = Process.BURST
     rate_per_s: float = math.inf
     burstiness: float = 1.0
     ramp: Ramp | None = None
-    speed: float = 1.0
 
     def __post_init__(self) -> None:
         require("--burstiness", self.burstiness, 0 < self.burstiness < math.inf, "above 0 (1: Poisson)")
-        require("--replay-speed", self.speed, 0 < self.speed < math.inf, "above 0 (1: as in the data)")
         if self._has_rate and self.ramp is None:
             rate = self.rate_per_s
             require("--request-rate", rate, 0 < rate < math.inf, "above 0 requests per second")
@@ -110,7 +105,7 @@ def schedule(requests: Sequence[PlannedRequest], pacing: Pacing, seed: int) -> l
         case Process.BURST:
             times = [0.0] * len(requests)
         case Process.REPLAY:
-            times = _replayed(requests, pacing.speed)
+            times = _replayed(requests)
         case _:
             rates = pacing.rates_per_s(len(requests))
             times = list(offsets(_gap(pacing), rates, random.Random(seed)))
@@ -124,7 +119,7 @@ def _gap(pacing: Pacing) -> Gap:
     return poisson_gap if pacing.process is Process.POISSON else constant_gap
 
 
-def _replayed(requests: Sequence[PlannedRequest], speed: float) -> list[float]:
+def _replayed(requests: Sequence[PlannedRequest]) -> list[float]:
     times = [request.at_s for request in requests if request.at_s is not None]
     if len(times) < len(requests):
         raise ConfigError(
@@ -132,4 +127,4 @@ def _replayed(requests: Sequence[PlannedRequest], speed: float) -> list[float]:
             "use data with timestamps, or set --request-rate"
         )
     earliest = min(times, default=0.0)
-    return [(at - earliest) / speed for at in times]
+    return [at - earliest for at in times]

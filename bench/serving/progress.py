@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from twinpool.bench.metrics import percentile
+from twinpool.bench.serving.distributions import percentile
 from twinpool.bench.serving.record import Ending
 from twinpool.bench.serving.sender_messages import Tick
 

@@ -26,6 +26,7 @@ class NoServer(TwinpoolError):
 class _Card(msgspec.Struct):
     id: str
     owned_by: str | None = None
+    root: str | None = None
     max_model_len: int | None = None
 
 
@@ -35,21 +36,25 @@ class _Models(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class ServerFacts:
-    """From `GET /v1/models`. `max_model_len` is None where it does not say."""
+    """From `GET /v1/models`. `root` is where the model came from: a directory or hub id, or its name again.
+    `max_model_len` is None where it does not say."""
 
     kind: ServerKind
     model: str
+    root: str
     max_model_len: int | None
 
 
-async def ask_server(base_url: str, api_key: str | None, model: str | None) -> ServerFacts:
+async def ask_server(
+    base_url: str, api_key: str | None, model: str | None, *, verify_tls: bool = True
+) -> ServerFacts:
     """The model named `model`, or the first one that is served.
 
     Raises:
         NoServer: nobody answers, or not with models.
         ConfigError: the URL is none, or the server has no such model.
     """
-    client = Client(base_url, api_key)
+    client = Client(base_url, api_key, verify_tls=verify_tls)
     try:
         answer = await client.get("/v1/models")
     except (OSError, TimeoutError) as exc:
@@ -70,6 +75,7 @@ async def ask_server(base_url: str, api_key: str | None, model: str | None) -> S
     return ServerFacts(
         kind=_OWNERS.get((card.owned_by or "").lower(), ServerKind.OPENAI),
         model=card.id,
+        root=card.root or card.id,
         max_model_len=card.max_model_len,
     )
 

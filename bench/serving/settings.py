@@ -92,5 +92,5 @@ class LoadSettings:
         return {
             field.name: getattr(self, field.name)
             for field in fields(self)
-            if field.name not in ("api_key", "headers")
+            if field.name not in ("api_key", "headers", "tokenizer_file")
         }

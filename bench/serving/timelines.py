@@ -11,10 +11,11 @@ from statistics import median
 import msgspec
 
 from twinpool.bench.client import Client
+from twinpool.bench.serving.metrics import unexplained_s
 from twinpool.bench.serving.record import RequestRecord, Run, ServerTimeline, Stage
 from twinpool.bench.serving.settings import LoadSettings
+from twinpool.bench.serving.summary import EXPLAINED_WITHIN_S
 
-TOLERANCE_S = 0.002
 _AT_ONCE = 8
 _LIMIT_S = 120.0
 _STAGES = ("validate", "tokenize", "queue", "prefill", "deliver")
@@ -78,7 +79,9 @@ def _places(attempt: _Attempt) -> Mapping[str, str]:
 
 def joined(run: Run, settings: LoadSettings) -> Run:
     """The run with the timelines that its server still has. It is asked only after the load, so as not to add to it."""
-    timelines = asyncio.run(_fetched(run, Client(settings.base_url, settings.api_key)))
+    timelines = asyncio.run(
+        _fetched(run, Client(settings.base_url, settings.api_key, verify_tls=settings.verify_tls))
+    )
     requests = tuple(
         msgspec.structs.replace(record, timeline=timelines.get(record.index)) for record in run.requests
     )
@@ -110,14 +113,6 @@ async def _fetched(run: Run, client: Client) -> dict[int, ServerTimeline]:
     except TimeoutError:
         pass
     return found
-
-
-def unexplained_s(record: RequestRecord) -> float | None:
-    """The client's TTFT (from sending) less the server's stages; None if either is missing."""
-    if record.timeline is None or not record.chunks or record.timeline.ttft_s is None:
-        return None
-    seen_s = record.chunks[0].at_s - record.sent_at_s
-    return seen_s - sum(stage.duration_s for stage in record.timeline.stages)
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +151,7 @@ def agreement(run: Run) -> Agreement | None:
     return Agreement(
         num_joined=len(gaps),
         num_missing=sum(record.timeline is None and bool(record.chunks) for record in run.requests),
-        num_within=sum(abs(gap) <= TOLERANCE_S for gap, _ in gaps),
+        num_within=sum(abs(gap) <= EXPLAINED_WITHIN_S for gap, _ in gaps),
         median_gap_s=median(gap for gap, _ in gaps) if gaps else 0.0,
         largest_gap_s=largest[0],
         largest_request_id=largest[1],

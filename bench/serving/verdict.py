@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from statistics import median
 
-from twinpool.bench.metrics import percentile
+from twinpool.bench.serving.distributions import percentile
 from twinpool.bench.serving.record import Run
 
 MEDIAN_LAG_S = 0.001

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Sequence
 
 from twinpool import __version__
+from twinpool.commands.bench import with_part
 from twinpool.errors import ConfigError, ModelError, TwinpoolError
 
 COMMANDS = (
@@ -31,7 +32,7 @@ COMMANDS = (
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command; returns its exit status (2: a setting is wrong, 1: it failed)."""
-    arguments = list(sys.argv[1:] if argv is None else argv)
+    arguments = with_part(sys.argv[1:] if argv is None else argv)
     try:
         args = _parser().parse_args(arguments)
         status: int = args.run(args)

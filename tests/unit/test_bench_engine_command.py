@@ -18,7 +18,7 @@ from twinpool.bench.engine import report as engine_report
 from twinpool.bench.engine.machine import machine_class
 from twinpool.bench.limits import EngineFigures, LimitsUnknown
 from twinpool.cli import main
-from twinpool.commands import bench as command
+from twinpool.commands import bench_engine as command
 
 
 @pytest.fixture(scope="module")
