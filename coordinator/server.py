@@ -34,7 +34,7 @@ from twinpool.coordinator.events import (
     WorkerLost,
 )
 from twinpool.coordinator.exposition import Exposition
-from twinpool.coordinator.service import Output, Submission
+from twinpool.coordinator.service import Output, Submission, Take
 from twinpool.coordinator.state import CoordinatorCore
 from twinpool.coordinator.streams import OutputStream
 from twinpool.coordinator.tenants import Tenant
@@ -167,12 +167,12 @@ class Coordinator:
         """The coordinator clock, in seconds."""
         return self._clock.now()
 
-    def submit(self, submission: Submission) -> AsyncIterator[Output]:
+    def submit(self, submission: Submission, take: Take | None = None) -> AsyncIterator[Output]:
         """Admits the request; see `Service.submit`."""
         request_id = submission.request_id
         if self._core.is_live(request_id):
             raise InvariantViolation(f"two requests at once have the id {request_id!r}")
-        stream = self._streams[request_id] = OutputStream()
+        stream = self._streams[request_id] = OutputStream(take)
         self._handle(Arrived(submission))
         error = self._refusals.pop(request_id, None)
         if error is None and self._core.timeline(request_id) is not None:
@@ -188,7 +188,7 @@ class Coordinator:
 
     def complete(self, request_id: str, num_output_tokens: int) -> None:
         """A stop string ended the answer; see `Service.complete`."""
-        if (stream := self._streams.pop(request_id, None)) is not None:
+        if (stream := self._streams.get(request_id)) is not None:
             stream.close()
         self._handle(Completed(request_id, num_output_tokens))
 
@@ -256,6 +256,10 @@ class Coordinator:
         self._handled.set()
 
     def _handle_one(self, event: Event) -> None:
+        if isinstance(
+            event, Completed
+        ):  # not before: outputs that are on their way may have ended the answer
+            self._streams.pop(event.request_id, None)
         try:
             commands = self._core.handle(event, self.now())
         except BUGS:

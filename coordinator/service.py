@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from twinpool.coordinator.tenants import ANYONE, Tenant
 from twinpool.errors import RequestError
@@ -32,8 +32,7 @@ class Submission:
     deadline: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Output:
+class Output(NamedTuple):
     """The next output tokens of a request, in order, each once. The last one has `finish`; it may have no tokens.
 
     `error` is set when `finish` is CANCELLED, TIMEOUT or ERROR, and says why. `first_index` counts output tokens
@@ -44,6 +43,10 @@ class Output:
     first_index: int
     finish: FinishReason | None = None
     error: RequestError | None = None
+
+
+Take = Callable[[Output], bool]
+"""Takes an output at once, or returns false: then it is the iterator's."""
 
 
 class Service(Protocol):
@@ -58,8 +61,11 @@ class Service(Protocol):
         NoWorker, QueueFull, QuotaExceeded. Asked before a prompt is tokenized, so that a refusal costs nothing."""
         ...
 
-    def submit(self, submission: Submission) -> AsyncIterator[Output]:
+    def submit(self, submission: Submission, take: Take | None = None) -> AsyncIterator[Output]:
         """Admits the request, whose id no live one has, and yields its outputs; ends after the one with `finish`.
+
+        Each output without `finish` that comes while none waits in the iterator is offered to `take` first, outside of
+        any task: it must not wait. The iterator raises what `take` raises.
 
         Raises at once: ContextLengthExceeded, InvalidRequest, NoWorker, and the kinds of TryLater: QueueFull,
         QuotaExceeded, DeadlineUnmeetable.

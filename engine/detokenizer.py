@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 
 from twinpool.engine.tokenizer import Tokenizer
 
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
-_BYTE_TOKEN = re.compile(r"<0x[0-9A-F]{2}>")
 _MAX_WINDOW = 16
 _SYNCHRONIZED_CHARS = 4
 """A decoder that starts inside a UTF-8 character is in step again after 3 bytes, so after 4 characters."""
@@ -28,8 +26,8 @@ class IncrementalDetokenizer:
 
     def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool = True) -> None:
         self._backend = tokenizer.backend
+        self._alone = tokenizer.alone
         self._hidden = tokenizer.special_token_ids if skip_special_tokens else frozenset()
-        self._has_byte_fallback = tokenizer.has_byte_fallback
         self._window: list[int] = []
         self._num_given = 0  # characters of the window's text that were returned
         self._in_byte_run = False
@@ -45,21 +43,23 @@ class IncrementalDetokenizer:
         return text
 
     def _add(self, token_id: int) -> str:
-        token = self._backend.id_to_token(token_id)
-        if token is None or token_id in self._hidden:
+        alone = self._alone(token_id)
+        if alone is None or token_id in self._hidden:
             return ""
-        is_byte = self._has_byte_fallback and _BYTE_TOKEN.fullmatch(token) is not None
-        given = self._give_window() if self._in_byte_run and not is_byte else ""
-        self._in_byte_run = is_byte
+        given = self._give_window() if self._in_byte_run and not alone.is_byte else ""
+        self._in_byte_run = alone.is_byte
         self._window.append(token_id)
-        return given if is_byte else given + self._give_window()
+        return given if alone.is_byte else given + self._give_window()
 
     def _give_window(self) -> str:
         text = self._text(self._window)
         if not text.endswith(_REPLACEMENT) or self._in_byte_run:
             given = text[self._num_given :]
-            self._window = self._window[-1:]
-            self._num_given = len(self._text(self._window))
+            if self._window:
+                last = self._window[-1]
+                alone = self._alone(last)
+                assert alone is not None, "a window has tokens of the vocabulary only"
+                self._window, self._num_given = [last], alone.num_chars
             return given
         given = text[self._num_given : -1]
         self._num_given += len(given)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import tokenizers
 
@@ -20,6 +21,15 @@ from twinpool.errors import InvalidRequest, ModelError
 _SPECIAL_TOKENS = tuple(f"{kind}_token" for kind in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
 _VOCABULARY_FILES = ("tokenizer.model", "vocab.json", "merges.txt", "vocab.txt", "spiece.model")
 _CONVERSION_BYTES = 100_000_000
+_BYTE_TOKEN = re.compile(r"<0x[0-9A-F]{2}>")
+
+
+class TokenAlone(NamedTuple):
+    """What a token is without its neighbours: whether it is one byte of a character (``<0xE2>``), and how many
+    characters the text of it alone has."""
+
+    is_byte: bool
+    num_chars: int
 
 
 class Tokenizer:
@@ -45,6 +55,7 @@ class Tokenizer:
             backend.decoder is not None and b"ByteFallback" in backend.decoder.__getstate__()
         )
         self._chat_template = chat_template
+        self._alone: dict[int, TokenAlone] = {}
 
     @classmethod
     def from_dir(cls, path: str | Path) -> Tokenizer:
@@ -88,6 +99,16 @@ class Tokenizer:
         """The text of `token_ids`. Ids outside the vocabulary have none."""
         text: str = self.backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
         return text
+
+    def alone(self, token_id: int) -> TokenAlone | None:
+        """What that token is by itself; None if the vocabulary has no such id."""
+        if (found := self._alone.get(token_id)) is None and (
+            token := self.backend.id_to_token(token_id)
+        ) is not None:
+            is_byte = self.has_byte_fallback and _BYTE_TOKEN.fullmatch(token) is not None
+            num_chars = len(self.decode((token_id,), skip_special_tokens=False))
+            found = self._alone[token_id] = TokenAlone(is_byte, num_chars)
+        return found
 
     @cached_property
     def longest_token(self) -> int:

@@ -7,7 +7,7 @@ the pieces add up to the same text, the same tokens and the same reason.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from twinpool.coordinator.service import Output
 from twinpool.engine.detokenizer import IncrementalDetokenizer
@@ -16,8 +16,7 @@ from twinpool.errors import InvariantViolation, RequestFailed
 from twinpool.request import FinishReason
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
+class Piece(NamedTuple):
     """The next part of an answer: tokens, and the text that became final with them (perhaps none).
 
     `num_tokens` counts the answer's tokens so far, these included. The last piece has `finish`.

@@ -34,6 +34,11 @@ class Connection(Protocol):
         """Bytes that were written and wait in this process for the client to take them."""
         ...
 
+    def write_part(self, body: bytes) -> None:
+        """Writes the next part of a running answer that is streamed and whose head is written, without waiting. Drops
+        it if the client has left."""
+        ...
+
     async def until_writable(self) -> None:
         """Returns when the connection takes bytes again, or is gone."""
         ...

@@ -300,6 +300,11 @@ class GatewayProtocol(HttpToolsProtocol):
         size: int = self.transport.get_write_buffer_size()
         return size
 
+    def write_part(self, body: bytes) -> None:
+        """Writes a part of the running answer, as its cycle's `send` would; see `Connection.write_part`."""
+        if not self.cycle.disconnected:
+            self._client.write(b"%x\r\n%b\r\n" % (len(body), body) if self.cycle.chunked_encoding else body)
+
     async def until_writable(self) -> None:
         """Returns when the connection takes bytes again, or is gone."""
         await self.flow.drain()

@@ -14,7 +14,7 @@ from abc import abstractmethod
 from array import array
 from collections.abc import AsyncIterator
 from io import StringIO
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
@@ -37,6 +37,11 @@ class Backlog:
         self._num_tokens = 0
         self._finish: FinishReason | None = None
         self.num_bytes = 0
+
+    @property
+    def has_end(self) -> bool:
+        """Whether its last piece is the answer's last."""
+        return self._finish is not None
 
     def add(self, piece: Piece) -> None:
         """Appends the next piece."""
@@ -116,7 +121,7 @@ class Reply(Response):
 
     async def _serve(self, receive: Receive, task: asyncio.Task[None]) -> None:
         self._claim.check()
-        outputs = self._service.submit(self._submission)
+        outputs = self._service.submit(self._submission, self._take_at_once)
         self._unfinished = True
         connection = self._connection
         watcher = asyncio.create_task(self._watch(receive, task))
@@ -140,6 +145,10 @@ class Reply(Response):
             if isinstance(self._failure, ClientTooSlow):
                 connection.give_up()
             await self._write_at_most(error_event(self._failure), more=False)
+
+    @abstractmethod
+    def _take_at_once(self, output: Output) -> bool:
+        """Deals with an output without `finish` that nothing waits before; false leaves it to `_deliver`."""
 
     @abstractmethod
     async def _deliver(self, outputs: AsyncIterator[Output]) -> None:
@@ -235,8 +244,25 @@ class StreamedReply(Reply):
     _has_opened = False
     _has_closed = False
 
-    async def _deliver(self, outputs: AsyncIterator[Output]) -> None:
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
         self._backlog = Backlog()
+
+    def _take_at_once(self, output: Output) -> bool:
+        """Writes it, unless that is for the task to do: to begin the answer, or to go on once the client keeps up."""
+        is_in_turn = self._has_opened and not self._backlog.num_bytes and not self._writing.locked()
+        if not is_in_turn or self._connection.is_paused:
+            return False
+        piece = self._take(output)
+        if piece.finish is not None:  # at a stop string: `outputs` ends, and the task writes the end
+            self._backlog.add(piece)
+        elif body := self._shape.delta(piece):
+            self._connection.write_part(body)
+            if piece.text:
+                self._mark_delivered()
+        return True
+
+    async def _deliver(self, outputs: AsyncIterator[Output]) -> None:
         catching_up: asyncio.Task[None] | None = None
         try:
             async for output in outputs:
@@ -251,7 +277,8 @@ class StreamedReply(Reply):
                 if catching_up is None or catching_up.done():
                     catching_up = asyncio.create_task(self._catch_up())
             else:
-                raise RequestFailed("the answer broke off; try again")
+                if not self._backlog.has_end:
+                    raise RequestFailed("the answer broke off; try again")
             if catching_up is not None:
                 await catching_up
         finally:
@@ -296,20 +323,32 @@ class WholeReply(Reply):
 
     fixed_headers: ClassVar[dict[str, str]] = {"content-type": "application/json"}
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._text: list[str] = []
+        self._token_ids: list[int] = []
+        self._finish: FinishReason | None = None
+
+    def _take_at_once(self, output: Output) -> bool:
+        self._keep(self._take(output))
+        return True
+
+    def _keep(self, piece: Piece) -> None:
+        self._text.append(piece.text)
+        self._token_ids += piece.token_ids
+        self._finish = piece.finish
+
     async def _deliver(self, outputs: AsyncIterator[Output]) -> None:
-        text = ""
-        token_ids: list[int] = []
         async for output in outputs:
-            piece = self._take(output)
-            text += piece.text
-            token_ids += piece.token_ids
-            if piece.finish is not None:
-                body = self._shape.whole(text, token_ids, piece.finish)
-                self.headers["content-length"] = str(len(body))
-                await self._write(body, more=False)
-                self._mark_delivered()
-                return
-        raise RequestFailed("the answer broke off; try again")
+            self._keep(self._take(output))
+            if self._finish is not None:
+                break
+        if self._finish is None:
+            raise RequestFailed("the answer broke off; try again")
+        body = self._shape.whole("".join(self._text), self._token_ids, self._finish)
+        self.headers["content-length"] = str(len(body))
+        await self._write(body, more=False)
+        self._mark_delivered()
 
     async def _reassure(self) -> None:
         """Nothing can be sent before the answer."""

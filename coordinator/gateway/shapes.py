@@ -62,8 +62,11 @@ class Shape(ABC):
         self._head = b"data: " + to_json(self._identity(self.chunk_object))[:-1]
         # With include_usage every chunk but the last says that it has none, as OpenAI's do.
         self._tail = b',"usage":null}\n\n' if include_usage else b"}\n\n"
-        before, after = self._chunk(self._delta_choice("\0")).split(b'"\\u0000"')
-        self._before_text, self._after_text = before, after
+        ids = {"token_ids": "\1"} if return_token_ids else {}
+        before, after = self._chunk({**self._delta_choice("\0"), **ids}).split(b'"\\u0000"')
+        self._before_text = before
+        self._after_text, *behind_ids = after.split(b'"\\u0001"')
+        self._after_ids = b"".join(behind_ids)
 
     def opening(self) -> bytes:
         """What a stream begins with, before any text."""
@@ -74,7 +77,8 @@ class Shape(ABC):
         if self._return_token_ids:
             if not (piece.text or piece.token_ids):
                 return b""
-            return self._chunk({**self._delta_choice(piece.text), "token_ids": piece.token_ids})
+            text_and_ids = to_json(piece.text) + self._after_text + to_json(piece.token_ids)
+            return self._before_text + text_and_ids + self._after_ids
         return self._before_text + to_json(piece.text) + self._after_text if piece.text else b""
 
     def closing(self, finish: FinishReason, num_output: int) -> bytes:

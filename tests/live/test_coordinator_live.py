@@ -368,6 +368,28 @@ async def test_a_bug_at_one_request_ends_it_and_nothing_else(monkeypatch: pytest
         await until(lambda: coordinator.timeline("broken")["state"] == "failed")
 
 
+async def test_an_answer_that_ends_while_its_tokens_come_takes_no_more_of_the_same_step() -> None:
+    async with running() as (live, coordinator):
+        worker = live.worker("colocated-0", Role.COLOCATED)
+        await until(lambda: coordinator.ready()[0])
+        taken: list[Output] = []
+
+        def take(output: Output) -> bool:
+            taken.append(output)
+            coordinator.complete("r", 1)
+            return True
+
+        outputs = coordinator.submit(request(coordinator, max_tokens=3), take)
+        worker.say(StepTokens(tuple(Token(RequestKey("r", 1), i, 100 + i) for i in range(2))))
+        async with asyncio.timeout(DEADLINE_S):
+            assert [output async for output in outputs] == []
+        assert taken == [Output((100,), 0)]
+        worker.say(Dropped((await worker.got(Cancel)).key, "cancelled"))
+        await until(lambda: coordinator.timeline("r")["state"] == "completed")
+        assert coordinator.timeline("r")["num_output_tokens"] == 1
+        assert b'violations_total{role="coordinator",worker="coordinator"}' not in coordinator.metrics_text()
+
+
 async def test_a_stop_string_ends_the_iterator_without_another_output() -> None:
     async with running() as (live, coordinator):
         worker = live.worker("colocated-0", Role.COLOCATED)

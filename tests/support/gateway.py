@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import json
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
@@ -15,7 +16,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from twinpool.coordinator.gateway.connection import CONNECTION
-from twinpool.coordinator.service import Output, Submission
+from twinpool.coordinator.service import Output, Submission, Take
 from twinpool.coordinator.tenants import Tenant
 from twinpool.engine.chat_template import ChatTemplate
 from twinpool.engine.tokenizer import Tokenizer
@@ -72,14 +73,21 @@ def says(text: str, finish: FinishReason = FinishReason.STOP) -> Script:
 
 
 class IdleConnection:
-    """A connection whose client takes everything at once."""
+    """A connection whose client takes everything at once: parts go to the ASGI server's `send`, which must not wait."""
 
-    def __init__(self) -> None:
+    def __init__(self, send: Send | None = None) -> None:
+        self._send = send
         self.backlog_bytes = 0
         self.on_stall: Callable[[], None] | None = None
         self.is_gone = False
         self.is_paused = False
         self.buffered_bytes = 0
+
+    def write_part(self, body: bytes) -> None:
+        assert self._send is not None
+        sending = self._send({"type": "http.response.body", "body": body, "more_body": True})
+        with contextlib.suppress(StopIteration):
+            sending.send(None)  # type: ignore[attr-defined]  # it is a coroutine
 
     async def until_writable(self) -> None:
         """Returns at once."""
@@ -92,7 +100,7 @@ def in_process(app: ASGIApp, *, raise_app_exceptions: bool = False) -> httpx.ASG
     """Speaks to the gateway `app` without a socket, each request over an `IdleConnection` of its own."""
 
     async def connected(scope: Scope, receive: Receive, send: Send) -> None:
-        scope[CONNECTION] = IdleConnection()
+        scope[CONNECTION] = IdleConnection(send)
         await app(scope, receive, send)
 
     return httpx.ASGITransport(connected, raise_app_exceptions=raise_app_exceptions)  # type: ignore[arg-type]
@@ -155,14 +163,14 @@ class ScriptedService:
         if self.refusal_unheard is not None:
             raise self.refusal_unheard
 
-    def submit(self, submission: Submission) -> AsyncIterator[Output]:
+    def submit(self, submission: Submission, take: Take | None = None) -> AsyncIterator[Output]:
         if self.refusal is not None:
             raise self.refusal
         self.submissions.append(submission)
         self._note()
-        return self._play(submission)
+        return self._play(submission, take)
 
-    async def _play(self, submission: Submission) -> AsyncIterator[Output]:
+    async def _play(self, submission: Submission, take: Take | None) -> AsyncIterator[Output]:
         steps = self.script(submission)
         num_given = 0
         cancelled = self._cancelled[submission.request_id] = asyncio.Event()
@@ -177,8 +185,11 @@ class ScriptedService:
             num_given += len(step.token_ids)
             if step.finish is not None:
                 self.ended.append(submission.request_id)
-            yield step
-            if step.finish is not None:
+                yield step
+                return
+            if take is None or not take(step):
+                yield step
+            if submission.request_id in [request_id for request_id, _ in self.completed]:
                 return
 
     def complete(self, request_id: str, num_output_tokens: int) -> None:

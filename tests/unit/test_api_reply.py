@@ -14,7 +14,7 @@ from twinpool.coordinator.gateway.answer import Answer
 from twinpool.coordinator.gateway.reply import Reply, StreamedReply, WholeReply
 from twinpool.coordinator.gateway.request_ids import RequestIds
 from twinpool.coordinator.gateway.shapes import ChatShape
-from twinpool.coordinator.service import Output, Submission
+from twinpool.coordinator.service import Output, Submission, Take
 from twinpool.coordinator.tenants import ANYONE
 from twinpool.engine.detokenizer import IncrementalDetokenizer
 from twinpool.errors import RequestFailed
@@ -26,10 +26,11 @@ PATIENT = GatewayConfig()
 HASTY = GatewayConfig(keep_alive_s=0.001, max_silence_s=0.01)
 
 
-class Connection:
+class Connection(IdleConnection):
     """The server's side of ASGI: records what is sent; `stuck_after` messages it takes no more."""
 
     def __init__(self, stuck_after: int | None = None) -> None:
+        super().__init__(self.send)
         self.sent: list[Any] = []
         self.left = asyncio.Event()
         self._stuck_after = stuck_after
@@ -48,11 +49,17 @@ class Connection:
         return [message["body"] for message in self.sent if message["type"] == "http.response.body"]
 
 
-def reply_to(service: ScriptedService, kind: type[Reply], limits: GatewayConfig = PATIENT) -> Reply:
+def reply_to(
+    service: ScriptedService,
+    kind: type[Reply],
+    connection: Connection,
+    limits: GatewayConfig = PATIENT,
+    stop: tuple[str, ...] = (),
+) -> Reply:
     submission = Submission("r", (1, 2), SamplingParams(max_tokens=9, seed=1), 0.0, 0.0, 0.0)
     shape = ChatShape("r", MODEL, 0, (1, 2), include_usage=False, return_token_ids=False)
-    answer = Answer(IncrementalDetokenizer(tiny_tokenizer()), (), 0)
-    return kind(service, submission, answer, shape, limits, RequestIds().claim(ANYONE, "r", IdleConnection()))
+    answer = Answer(IncrementalDetokenizer(tiny_tokenizer()), stop, 0)
+    return kind(service, submission, answer, shape, limits, RequestIds().claim(ANYONE, "r", connection))
 
 
 async def run(reply: Reply, connection: Connection) -> None:
@@ -63,11 +70,38 @@ async def test_each_output_is_one_body_part() -> None:
     service = ScriptedService()
     service.script = lambda _: [Output(THE, 0), Output(FOX, len(THE), FinishReason.LENGTH)]
     connection = Connection()
-    await run(reply_to(service, StreamedReply), connection)
+    await run(reply_to(service, StreamedReply, connection), connection)
     assert [message["type"] for message in connection.sent] == ["http.response.start"] + [
         "http.response.body"
     ] * 2
     assert [message["more_body"] for message in connection.sent[1:]] == [True, False]
+
+
+async def test_after_the_first_output_the_next_ones_need_no_task() -> None:
+    service, connection = ScriptedService(), Connection()
+    takes: list[Take] = []
+    submit = service.submit
+    service.submit = lambda submission, take=None: submit(submission, takes.append(take))  # type: ignore[method-assign]
+    service.script = lambda _: [Output(THE, 0), SILENCE]
+    running = asyncio.create_task(run(reply_to(service, StreamedReply, connection), connection))
+    await service.until(lambda: service.delivered_ids == ["r"])
+    (take,) = takes
+    assert take(Output(FOX, len(THE)))
+    assert b" fox" in connection.bodies[-1]
+    connection.is_paused = True
+    assert not take(Output(FOX, len(THE + FOX)))
+    assert len(connection.bodies) == 2
+    connection.left.set()
+    await running
+
+
+async def test_a_stop_string_ends_an_answer_that_is_written_at_once() -> None:
+    service, connection = ScriptedService(), Connection()
+    service.script = lambda _: [Output(THE, 0), Output(FOX, len(THE)), Output(FOX, len(THE + FOX))]
+    await run(reply_to(service, StreamedReply, connection, stop=("fo",)), connection)
+    assert service.completed == [("r", 2)]
+    assert [message.get("more_body") for message in connection.sent[1:]] == [True, False]
+    assert b"[DONE]" in connection.bodies[-1]
 
 
 async def test_delivered_follows_the_first_text_and_comes_once() -> None:
@@ -79,7 +113,7 @@ async def test_delivered_follows_the_first_text_and_comes_once() -> None:
     connection = Connection()
     seen: list[int] = []
     service.on_delivered = lambda: seen.append(len(connection.bodies))
-    await run(reply_to(service, StreamedReply), connection)
+    await run(reply_to(service, StreamedReply, connection), connection)
     assert "€".encode() in connection.bodies[seen[0] - 1]
     assert len(seen) == 1
 
@@ -89,7 +123,7 @@ async def test_a_whole_answer_is_delivered_when_it_is_sent() -> None:
     connection = Connection()
     seen: list[int] = []
     service.on_delivered = lambda: seen.append(len(connection.bodies))
-    await run(reply_to(service, WholeReply), connection)
+    await run(reply_to(service, WholeReply, connection), connection)
     assert seen == [1]
     headers = dict(connection.sent[0]["headers"])
     assert headers[b"content-length"] == str(len(connection.bodies[0])).encode()
@@ -100,7 +134,7 @@ async def test_a_client_that_takes_nothing_more_is_let_go(stuck_after: int) -> N
     service = ScriptedService()
     service.script = lambda _: [Output(THE, 0), Output(THE, len(THE)), Output(THE, 2 * len(THE))]
     connection = Connection(stuck_after)
-    await run(reply_to(service, StreamedReply, HASTY), connection)
+    await run(reply_to(service, StreamedReply, connection, HASTY), connection)
     assert service.abandoned == ["r"]
     assert len(connection.sent) == stuck_after
 
@@ -110,7 +144,7 @@ async def test_a_keep_alive_that_does_not_get_through_hides_no_disconnect() -> N
     service.script = lambda _: [SILENCE]
     connection = Connection(stuck_after=0)
     timing = GatewayConfig(keep_alive_s=0.001)
-    running = asyncio.create_task(run(reply_to(service, StreamedReply, timing), connection))
+    running = asyncio.create_task(run(reply_to(service, StreamedReply, connection, timing), connection))
     await service.until(lambda: len(service.submissions) == 1)
     connection.left.set()
     await running
@@ -121,7 +155,7 @@ async def test_an_error_event_that_nobody_takes_is_given_up() -> None:
     service = ScriptedService()
     service.script = lambda _: [Output(THE, 0), RequestFailed("decode-0 is gone")]
     connection = Connection(stuck_after=2)
-    await run(reply_to(service, StreamedReply, GatewayConfig(keep_alive_s=0.001)), connection)
+    await run(reply_to(service, StreamedReply, connection, GatewayConfig(keep_alive_s=0.001)), connection)
     assert len(connection.sent) == 2
     service.assert_settled()
 
@@ -132,7 +166,7 @@ async def test_leaving_abandons_once_and_is_no_error(kind: type[Reply], given: i
     service = ScriptedService()
     service.script = lambda _: [*[Output(THE, 0)] * given, SILENCE]
     connection = Connection()
-    running = asyncio.create_task(run(reply_to(service, kind), connection))
+    running = asyncio.create_task(run(reply_to(service, kind, connection), connection))
     await service.until(lambda: len(service.submissions) == 1)
     connection.left.set()
     await running
@@ -143,7 +177,7 @@ async def test_a_cancelled_reply_abandons_and_stays_cancelled() -> None:
     service = ScriptedService()
     service.script = lambda _: [SILENCE]
     connection = Connection()
-    running = asyncio.create_task(run(reply_to(service, StreamedReply), connection))
+    running = asyncio.create_task(run(reply_to(service, StreamedReply, connection), connection))
     await service.until(lambda: len(service.submissions) == 1)
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -154,8 +188,9 @@ async def test_a_cancelled_reply_abandons_and_stays_cancelled() -> None:
 async def test_a_refused_request_is_not_abandoned() -> None:
     service = ScriptedService()
     service.refusal = ValueError("refused")
+    connection = Connection()
     with pytest.raises(ValueError, match="refused"):
-        await run(reply_to(service, WholeReply), Connection())
+        await run(reply_to(service, WholeReply, connection), connection)
     assert service.abandoned == []
 
 
@@ -163,8 +198,8 @@ async def test_nothing_keeps_running_after_a_reply() -> None:
     before = asyncio.all_tasks()
     kinds: tuple[Callable[..., Reply], ...] = (StreamedReply, WholeReply)
     for kind in kinds:
-        service = ScriptedService()
-        await run(reply_to(service, kind), Connection())  # type: ignore[arg-type]
+        service, connection = ScriptedService(), Connection()
+        await run(reply_to(service, kind, connection), connection)  # type: ignore[arg-type]
         service.assert_settled()
     for _ in range(3):
         await asyncio.sleep(0)

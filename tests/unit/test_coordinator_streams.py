@@ -60,6 +60,37 @@ def test_a_doubled_or_missing_token_is_a_violation(first_index: int) -> None:
         stream.put(Output((1,), first_index))
 
 
+async def test_what_is_taken_at_once_wakes_no_reader() -> None:
+    taken: list[Output] = []
+
+    def take(output: Output) -> bool:
+        if output.first_index != 2:
+            taken.append(output)
+        return output.first_index != 2
+
+    stream = OutputStream(take)
+    for output in (Output((1, 2), 0), Output((3,), 2), Output((4,), 3)):
+        stream.put(output)
+    assert taken == [Output((1, 2), 0)]  # the third waits behind the second, which was left to the reader
+    assert await anext(stream) == Output((3, 4), 2)
+    stream.put(Output((5,), 4))
+    stream.put(Output((6,), 5, FinishReason.STOP))
+    assert taken[1:] == [Output((5,), 4)]
+    assert await collect(stream) == [Output((6,), 5, FinishReason.STOP)]
+
+
+async def test_what_taking_raises_is_the_readers_and_ends_the_stream() -> None:
+    def take(_: Output) -> bool:
+        raise KeyError("a bug")
+
+    stream = OutputStream(take)
+    stream.put(Output((1,), 0))
+    stream.put(Output((2,), 1, FinishReason.STOP))
+    with pytest.raises(KeyError, match="a bug"):
+        await anext(stream)
+    assert await collect(stream) == []
+
+
 def test_nothing_may_follow_the_last_output() -> None:
     stream = OutputStream()
     stream.put(Output((1,), 0, FinishReason.STOP))
