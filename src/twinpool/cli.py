@@ -1,5 +1,5 @@
 """The `twinpool` command: `serve`, `worker`, `join-token`, `api-key`, `chat`, `doctor`, `kv-size`, `metrics`, `fetch`,
-`bench`, `compare`.
+`bench`, `compare`, `report`.
 
 This module only dispatches; each command is a module of `twinpool.commands` with `add_parser` and `run`.
 """
@@ -27,6 +27,7 @@ COMMANDS = (
     "fetch",
     "bench",
     "compare",
+    "report",
 )
 
 
