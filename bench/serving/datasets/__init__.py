@@ -24,7 +24,7 @@ from twinpool.bench.serving.datasets.settings import (
     TooLong,
     TraceSettings,
 )
-from twinpool.bench.serving.datasets.shapes import Drawn, fit, windowed
+from twinpool.bench.serving.datasets.shapes import Drawn, fit_to_context, windowed
 from twinpool.bench.serving.datasets.text import Synthesizer
 from twinpool.bench.serving.datasets.traces import csv_trace, jsonl_trace, record_trace
 from twinpool.bench.serving.workload import Chat, PlannedRequest
@@ -119,7 +119,7 @@ def _synthesized(
 ) -> Workload:
     """Prompts for the shapes, of exactly their lengths."""
     synthesizer = Synthesizer(tokenizer, settings.prompt_as, seed)
-    fitted = fit(drawn.shapes, settings, synthesizer.least_tokens)
+    fitted = fit_to_context(drawn.shapes, settings, synthesizer.least_tokens)
     requests = [
         PlannedRequest(
             index=index,

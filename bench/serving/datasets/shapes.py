@@ -115,7 +115,7 @@ class Drawn:
     notes: tuple[str, ...] = ()
 
 
-def fit(shapes: Sequence[Shape], settings: DatasetSettings, least_input: int = 1) -> Drawn:
+def fit_to_context(shapes: Sequence[Shape], settings: DatasetSettings, least_input: int = 1) -> Drawn:
     """Shapes whose prompts have at least `least_input` tokens and fit into the context with their output.
 
     Raises:

@@ -110,8 +110,10 @@ class Synthesizer:
         return (*self._specials_before, first, *later, *self._specials_after)
 
 
+@lru_cache(maxsize=4)
 def find_words(tokenizer: tokenizers.Tokenizer) -> Words:
-    """Words of the vocabulary (or, if it has none, letters) that stay one token each behind each other.
+    """Words of the vocabulary (or, if it has none, letters) that stay one token each behind each other. Trying them out
+    takes half a second, so the last tokenizers' are kept.
 
     Raises:
         ConfigError: the vocabulary has too few.
