@@ -77,13 +77,13 @@ def steady_state(run: Run, warm_up_s: float) -> Window:
     """From the warm-up's end to the last arrival: from then on the load only falls. Raises ConfigError if that leaves
     no time."""
     last_s = max((record.intended_at_s for record in run.requests), default=0.0)
+    allowed = "closed_cohort, as all requests were to arrive at once"
+    require("--window", WindowKind.STEADY_STATE.value, last_s > 0, allowed)
     return _window(WindowKind.STEADY_STATE, warm_up_s, last_s)
 
 
 def _window(kind: WindowKind, from_s: float, to_s: float) -> Window:
-    require(
-        "the warm-up", f"{from_s:g} s", 0 <= from_s < to_s, f"0 or more, and less than the load's {to_s:g} s"
-    )
+    require("--warm-up", from_s, 0 <= from_s < to_s, f"0 or more, and less than the load's {to_s:.3g} s")
     return Window(kind=kind, from_s=from_s, to_s=to_s)
 
 

@@ -74,6 +74,15 @@ def test_without_memory_it_is_what_serve_takes_of_what_is_free_here(
         (("--layers", "32"), "--kv-heads is missing; give all of --layers, --kv-heads and --head-dim"),
         ((*EIGHT_B[1:], "--block-size", "0"), "--block-size is 0; allowed: 1 or more"),
         ((*EIGHT_B[1:], "--dtype", "int3"), "--dtype is 'int3'; allowed: auto, float32, bfloat16, float16"),
+        (
+            (*EIGHT_B[1:], "--query-heads", "12"),
+            "--query-heads is 12; allowed: a multiple of the 8 --kv-heads",
+        ),
+        (("--query-heads", "32"), "--query-heads is 32; allowed: only with --layers, --kv-heads, --head-dim"),
+        (
+            (*EIGHT_B[1:], "--expect", "1MiB"),
+            "--expect is 1,048,576 bytes per token, but 2 × 32 layers × 8 kv_heads",
+        ),
         ((*EIGHT_B[1:], "m"), "MODEL is 'm' and --layers is 32; give one or the other"),
     ],
 )

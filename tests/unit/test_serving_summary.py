@@ -82,10 +82,17 @@ def test_a_steady_state_measures_who_was_intended_in_it_and_counts_what_ended_in
 
 @pytest.mark.parametrize("warm_up_s", [-1.0, 20.0, 30.0])
 def test_a_warm_up_leaves_time_to_measure(warm_up_s: float) -> None:
-    with pytest.raises(
-        ConfigError, match=r"the warm-up is .* s'; allowed: 0 or more, and less than the load's 20 s"
-    ):
+    sentence = f"--warm-up is {warm_up_s}; allowed: 0 or more, and less than the load's 20 s"
+    with pytest.raises(ConfigError, match=sentence):
         closed_cohort(MIXED, warm_up_s)
+
+
+def test_requests_that_come_at_once_have_no_steady_state() -> None:
+    run = run_of([stream(2, 0.5, 0.1), stream(2, 0.5, 0.1)], duration_s=1.0)
+    with pytest.raises(
+        ConfigError, match="--window is 'steady_state'; allowed: closed_cohort, as all requests"
+    ):
+        steady_state(run, 0.0)
 
 
 def test_buckets_go_by_prompt_and_by_what_came_or_was_asked_for() -> None:
