@@ -114,9 +114,9 @@ def _rates(workload: str, curves: Sequence[RateCurve], places: dict[str, int]) -
         axes.plot(rates, goodput, color=color, ls=_STYLES[place % len(_STYLES)], label=_plain(curve.arm))
         for point in curve.points:
             at, fill = point.goodput, color if point.holds else "white"
-            axes.plot(point.rate, at.estimate, "o", color=color, mfc=fill, ms=5)
             if at.low is not None and at.high is not None:
                 axes.plot([point.rate] * 2, [at.low, at.high], color=color, lw=1.2)
+            axes.plot(point.rate, at.estimate, "o", color=color, mfc=fill, ms=5)
         if (highest := curve.highest_rate) is not None:
             axes.axvline(highest.estimate, color=color, lw=0.8)
             if highest.low is not None and highest.high is not None:

@@ -5,8 +5,8 @@
   const holder = document.getElementById("timeline");
   const data = JSON.parse(document.getElementById("timeline-data").textContent);
   const MS = 1000 / data.units_per_s;
-  const GUTTER = innerWidth < 620 ? 58 : 112, AXIS = 22, LEAST_ROW = 1.5, MOST_ROW = 20, HEIGHT = 300, LEAST_WINDOW = 50;
-  const RESIDENT = "completed";
+  const GUTTER = innerWidth < 620 ? 58 : 112, AXIS = 22, LEAST_ROW = 0.1, MOST_ROW = 20, HEIGHT = 300, LEAST_WINDOW = 50;
+  const COMPLETED = "completed";
 
   const make = (name, parent, text, className) => {
     const element = document.createElement(name);
@@ -24,7 +24,7 @@
   // One row per request in the order of sending, or one per lane of each worker; a row holds spans and their requests.
   const requestRows = (run) => [...run.requests].sort((a, b) => a.intended - b.intended).map((request) => ({
     label: "#" + request.index + (request.group ? " " + request.group : ""),
-    spans: request.spans, isRequest: true,
+    spans: request.spans, request, from: request.intended, to: request.ended,
   }));
   const workerRows = (run) => {
     const lanes = new Map();
@@ -39,7 +39,7 @@
       lane.end = span.start + span.duration;
     }
     return [...lanes.keys()].sort((a, b) => a - b).flatMap((worker) => lanes.get(worker).map((lane, place) => ({
-      label: place === 0 ? data.workers[worker] : "", spans: lane.spans, isRequest: false, isFirst: place === 0,
+      label: place === 0 ? data.workers[worker] : "", spans: lane.spans, isFirst: place === 0, from: 0, to: Infinity,
     })));
   };
   const isWorker = (worker) => data.workers[worker] !== data.client && data.workers[worker] !== data.coordinator;
@@ -75,7 +75,7 @@
     redraw();
   };
   const zoom = (factor, around) => show(around - (around - view.from) / factor, (view.to - view.from) / factor);
-  const fit = () => { charts.forEach((chart) => chart.fitRows()); show(0, Infinity); };
+  const fit = () => show(0, Infinity);
   const move = (share) => show(view.from + share * (view.to - view.from), view.to - view.from);
   const middle = () => (view.from + view.to) / 2;
 
@@ -109,31 +109,22 @@
       this.rows = view.byWorker ? workerRows(this.run) : requestRows(this.run);
       const unit = view.byWorker ? "lane" : "request";
       this.count.textContent = this.rows.length + " " + unit + (this.rows.length === 1 ? "" : "s");
-      this.fitRows();
-    }
-
-    fitRows() {
-      const fitting = (HEIGHT - AXIS) / Math.max(1, this.rows.length);
-      this.rowHeight = Math.min(MOST_ROW, Math.max(LEAST_ROW, fitting));
       this.scroll = 0;
     }
 
-    get height() { return Math.min(HEIGHT, AXIS + this.rows.length * this.rowHeight + 6); }
-
-    scrollBy(pixels) {
-      const most = Math.max(0, this.rows.length * this.rowHeight - (this.canvas.clientHeight - AXIS));
-      const before = this.scroll;
-      this.scroll = Math.min(most, Math.max(0, this.scroll + pixels));
-      redraw();
-      return this.scroll !== before;
+    // Only rows that have something within the window take up room, so zooming in makes them higher.
+    fitRows() {
+      this.height = Math.min(HEIGHT, AXIS + this.rows.length * MOST_ROW + 6);
+      this.shown = this.rows.filter((row) => row.to >= view.from && row.from <= view.to);
+      const fitting = (this.height - AXIS) / Math.max(1, this.shown.length);
+      this.rowHeight = Math.min(MOST_ROW, Math.max(LEAST_ROW, fitting));
+      const most = Math.max(0, this.shown.length * this.rowHeight - (this.height - AXIS));
+      this.scroll = Math.min(most, Math.max(0, this.scroll));
     }
 
-    stretchRows(factor, y) {
-      const row = (y - AXIS + this.scroll) / this.rowHeight;
-      const least = Math.min(MOST_ROW, Math.max(LEAST_ROW, (HEIGHT - AXIS) / Math.max(1, this.rows.length)));
-      this.rowHeight = Math.min(MOST_ROW, Math.max(least, this.rowHeight * factor));
-      this.scroll = row * this.rowHeight - (y - AXIS);
-      this.scrollBy(0);
+    scrollBy(pixels) {
+      this.scroll += pixels;
+      redraw();
     }
 
     timeAt(x) {
@@ -145,9 +136,9 @@
       const color = (name) => style.getPropertyValue(name).trim();
       const ink = color("--ink"), soft = color("--ink-soft"), line = color("--line"), alarm = color("--alarm");
       const shades = data.stages.map((name) => color("--stage-" + name.replace(/ /g, "-")) || color("--stage-other"));
-      this.canvas.style.height = HEIGHT + "px";
+      this.fitRows();
       const width = this.canvas.clientWidth, scale = window.devicePixelRatio || 1;
-      const height = this.height;
+      const height = this.height, rows = this.shown;
       this.canvas.style.height = height + "px";
       this.canvas.width = Math.round(width * scale);
       this.canvas.height = Math.round(height * scale);
@@ -165,21 +156,21 @@
       pen.clip();
       let drawn = 0;
       const first = Math.max(0, Math.floor(this.scroll / this.rowHeight));
-      for (let n = first; n < this.rows.length; n++) {
+      for (let n = first; n < rows.length; n++) {
         const top = AXIS + n * this.rowHeight - this.scroll;
         if (top > height) break;
-        const row = this.rows[n], full = this.rowHeight > 4 ? this.rowHeight - 1.5 : this.rowHeight;
+        const row = rows[n], full = this.rowHeight > 4 ? this.rowHeight - 1.5 : Math.max(1.2, this.rowHeight);
         if (row.isFirst && n > 0) { pen.fillStyle = line; pen.fillRect(0, top - 1, width, 1); }
         for (const span of row.spans) {
           if (span.start > view.to || span.start + span.duration < view.from) continue;
           const left = Math.max(GUTTER, xOf(span.start)), right = Math.min(width, xOf(span.start + span.duration));
           // What runs while tokens are delivered is drawn lower than what the first token waits for.
-          const inset = row.isRequest && span.beside && full > 3 ? full * 0.22 : 0;
+          const inset = row.request && span.beside && full > 3 ? full * 0.22 : 0;
           pen.fillStyle = shades[span.stage];
           pen.fillRect(left, top + inset, Math.max(0.6, right - left), full - 2 * inset);
           drawn++;
         }
-        if (row.isRequest) this.drawMarks(pen, row.spans[0] && row.spans[0].request, top, full, xOf, ink, alarm, width);
+        if (row.request) this.drawMarks(pen, row.request, top, full, xOf, ink, alarm, width);
       }
       pen.restore();
       this.drawLabels(pen, height, first, soft);
@@ -202,7 +193,6 @@
     }
 
     drawMarks(pen, request, top, full, xOf, ink, alarm, width) {
-      if (!request) return;
       const chunks = request.chunks;
       const space = chunks.length > 1 ? (xOf(chunks[chunks.length - 1]) - xOf(chunks[0])) / (chunks.length - 1) : 0;
       if (space > 4 && full > 6) {
@@ -211,7 +201,7 @@
         for (const at of chunks) if (at >= view.from && at <= view.to) pen.fillRect(xOf(at), top + full * 0.3, 1, full * 0.4);
         pen.globalAlpha = 1;
       }
-      if (request.ending !== RESIDENT) {
+      if (request.ending !== COMPLETED) {
         const x = xOf(request.ended);
         pen.fillStyle = alarm;
         if (x >= GUTTER && x <= width) pen.fillRect(x - 1, top, 4, Math.max(2, full));
@@ -222,23 +212,25 @@
       pen.fillStyle = soft;
       pen.textAlign = "right";
       let free = AXIS;
-      for (let n = first; n < this.rows.length; n++) {
+      for (let n = first; n < this.shown.length; n++) {
         const y = AXIS + (n + 0.5) * this.rowHeight - this.scroll;
         if (y > height) break;
-        if (y < free || !this.rows[n].label) continue;
-        pen.fillText(this.rows[n].label.slice(0, 18), GUTTER - 8, y, GUTTER - 12);
+        if (y < free || !this.shown[n].label) continue;
+        pen.fillText(this.shown[n].label.slice(0, 18), GUTTER - 8, y, GUTTER - 12);
         free = y + 13;
       }
     }
 
     at(x, y) {
-      const row = this.rows[Math.floor((y - AXIS + this.scroll) / this.rowHeight)];
+      this.fitRows();
+      const row = this.shown[Math.floor((y - AXIS + this.scroll) / this.rowHeight)];
       if (!row || y < AXIS || x < GUTTER) return null;
       const slack = 3 / (this.canvas.clientWidth - GUTTER) * (view.to - view.from), time = this.timeAt(x);
       const hits = row.spans.filter((span) => time >= span.start - slack && time <= span.start + span.duration + slack);
       // Of several the shortest: it is the hardest to hit.
       const span = hits.sort((a, b) => a.duration - b.duration)[0];
-      return span ? { request: span.request, span } : row.isRequest && row.spans[0] ? { request: row.spans[0].request } : null;
+      if (span) return { request: span.request, span };
+      return row.request ? { request: row.request } : null;
     }
 
     listen() {
@@ -261,16 +253,14 @@
           tell(this.at(event.offsetX, event.offsetY), event);
         }
       });
-      canvas.addEventListener("dblclick", (event) => { this.stretchRows(2, event.offsetY); zoom(2, this.timeAt(event.offsetX)); });
+      canvas.addEventListener("dblclick", (event) => zoom(2, this.timeAt(event.offsetX)));
       canvas.addEventListener("wheel", (event) => {
         // Until the chart is chosen by a click, the wheel scrolls the page as everywhere.
         if (document.activeElement !== canvas && !event.ctrlKey && !event.metaKey) return;
         event.preventDefault();
         if (event.shiftKey) { this.scrollBy(event.deltaY || event.deltaX); return; }
         if (Math.abs(event.deltaX) > Math.abs(event.deltaY)) { move(event.deltaX / canvas.clientWidth); return; }
-        const factor = Math.exp(-event.deltaY / 300);
-        this.stretchRows(factor, event.offsetY);
-        zoom(factor, this.timeAt(event.offsetX));
+        zoom(Math.exp(-event.deltaY / 300), this.timeAt(event.offsetX));
       }, { passive: false });
       canvas.addEventListener("keydown", (event) => {
         const act = {
@@ -328,7 +318,7 @@
       redraw();
     });
   }
-  make("span", bar, "drag to move · double click zooms · click, then wheel, + − and arrow keys · shift and wheel: rows", "hint");
+  make("span", bar, "drag to move · double click zooms · click, then wheel, + − and arrow keys · shift and wheel scroll rows", "hint");
   const legend = make("ul", holder, undefined, "stages");
   data.stages.forEach((name) => {
     const item = make("li", legend);
