@@ -20,6 +20,7 @@ from twinpool.bench.serving.datasets import (
     TraceSettings,
     make_requests,
     make_workload,
+    warm_up_requests,
 )
 from twinpool.bench.serving.datasets.shapes import Shape, own, scaled, windowed
 from twinpool.bench.serving.workload import PlannedRequest
@@ -206,3 +207,13 @@ def test_numbers_out_of_range_are_refused_by_the_name_of_their_flag(make: Any, n
 def test_no_requests_are_none_of_a_generated_dataset() -> None:
     with pytest.raises(ConfigError, match="--num-prompts is 0; allowed: at least 1"):
         _made(0)
+
+
+def test_warm_ups_are_as_long_as_the_load_and_share_nothing_with_it() -> None:
+    load = _made(3, random=RandomLengths(20, 5, range_ratio=0.5, prefix_len=10))
+    others = warm_up_requests(load, PromptAs.IDS, byte_level(), 5, seed=3)
+    assert [(r.input_tokens, r.output_tokens) for r in others] == [
+        (r.input_tokens, r.output_tokens) for r in (*load, *load[:2])
+    ]
+    assert len({r.prompt[:8] for r in (*load, *others)}) == 1 + 5
+    assert warm_up_requests(load, PromptAs.IDS, byte_level(), 0, seed=3) == []

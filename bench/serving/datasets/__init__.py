@@ -6,7 +6,9 @@ them to the model's context, and `text` makes the prompts. `prompts` reads data 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import cycle, islice
 
 import tokenizers
 
@@ -24,7 +26,7 @@ from twinpool.bench.serving.datasets.settings import (
     TooLong,
     TraceSettings,
 )
-from twinpool.bench.serving.datasets.shapes import Drawn, fit_to_context, windowed
+from twinpool.bench.serving.datasets.shapes import Drawn, fit_to_context, warm_up, windowed
 from twinpool.bench.serving.datasets.text import Synthesizer
 from twinpool.bench.serving.datasets.traces import csv_trace, jsonl_trace, record_trace
 from twinpool.bench.serving.workload import Chat, PlannedRequest
@@ -43,6 +45,7 @@ __all__ = [
     "Workload",
     "make_requests",
     "make_workload",
+    "warm_up_requests",
 ]
 
 
@@ -83,6 +86,34 @@ def make_workload(
         note = f"there are {len(workload.requests)} requests, not {num_prompts}"
         workload = Workload(workload.requests, (*workload.notes, note))
     return workload
+
+
+def warm_up_requests(
+    requests: Sequence[PlannedRequest],
+    prompt_as: PromptAs,
+    tokenizer: tokenizers.Tokenizer,
+    num_prompts: int,
+    seed: int,
+) -> list[PlannedRequest]:
+    """As many other requests, as long as the first of `requests`, again and again if those are fewer.
+
+    What a server has cached of them is of no use to the load, whatever dataset that came from.
+    """
+    synthesizer = Synthesizer(tokenizer, prompt_as, seed)
+    lengths = [
+        (max(request.input_tokens, synthesizer.least_tokens), request.output_tokens)
+        for request in islice(cycle(requests), num_prompts)
+    ]
+    return [
+        PlannedRequest(
+            index=index,
+            prompt=synthesizer.prompt([warm_up(index, input_tokens)]),
+            input_tokens=input_tokens,
+            output_tokens=output_tokens,
+            group="warm-up",
+        )
+        for index, (input_tokens, output_tokens) in enumerate(lengths)
+    ]
 
 
 def _shapes(settings: DatasetSettings, num_prompts: int, seed: int) -> Drawn:

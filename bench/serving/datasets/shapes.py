@@ -14,7 +14,7 @@ from twinpool.errors import ConfigError
 
 Key = tuple[int, ...]
 """What a piece's words are drawn from: pieces of one key begin with the same words."""
-_OWN, _PREFIX, _HASH = range(3)
+_OWN, _PREFIX, _HASH, _WARM_UP = range(4)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class Piece:
     @property
     def is_shared(self) -> bool:
         """Whether other requests may have it too."""
-        return self.key[0] != _OWN
+        return self.key[0] in (_PREFIX, _HASH)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +55,11 @@ def own(index: int, num_tokens: int) -> Piece:
 def shared_prefix(number: int, num_tokens: int) -> Piece:
     """The beginning that all prompts with this prefix share."""
     return Piece((_PREFIX, number), num_tokens)
+
+
+def warm_up(index: int, num_tokens: int) -> Piece:
+    """A piece that no request of any load has."""
+    return Piece((_WARM_UP, index), num_tokens)
 
 
 def hashed(hash_ids: Sequence[int], input_tokens: int, block_size: int) -> tuple[Piece, ...]:
