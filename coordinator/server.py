@@ -54,7 +54,7 @@ from twinpool.junk_log import JunkLog
 from twinpool.messages import Message
 from twinpool.metrics import WorkerMetric
 
-TICK_S = 0.05
+TICK_S = 0.1
 LATE_TICK_S = 0.5
 LEAVE_GRACE_S = 3.0
 BUGS = (InvariantViolation, AttributeError, LookupError, TypeError, ValueError)

@@ -27,16 +27,25 @@ SEND_BUFFER_BYTES = 64 << 10
 MOST_CONNECTIONS = 4096
 """Without `--max-connections`: as many as this process may open files for, up to here."""
 FILES_BESIDE_CONNECTIONS = 256
+DATE_S = 1.0
+"""How often the date in the answers' heads is brought up to date."""
 CHECKS_PER_STALL = 20
 """How often in `client_stall_s` it is looked at what clients have taken."""
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's server without its signal handlers, and with an event for when it takes connections."""
+    """uvicorn's server without its signal handlers, with an event for when it takes connections, and told when to end:
+    it does not look ten times a second."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
         self.is_up = asyncio.Event()
+        self._exit_asked = asyncio.Event()
+
+    def ask_to_exit(self) -> None:
+        """Ends `serve`."""
+        self.should_exit = True
+        self._exit_asked.set()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -45,6 +54,11 @@ class _Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         self.is_up.set()
+
+    async def main_loop(self) -> None:
+        while not await self.on_tick(0):
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._exit_asked.wait(), DATE_S)
 
 
 class HttpServer:
@@ -64,7 +78,7 @@ class HttpServer:
         When it returns, no handler runs any more. Calling it twice is fine.
         """
         self._server.config.timeout_graceful_shutdown = deadline_s  # type: ignore[assignment]  # a float works
-        self._server.should_exit = True
+        self._server.ask_to_exit()
         await self._task
         await asyncio.gather(*self._server.server_state.tasks, return_exceptions=True)
         self._checking.cancel()
