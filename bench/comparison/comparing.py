@@ -70,7 +70,7 @@ def compare_arms(wanted: Wanted, stand: Stand, tokenizer: tokenizers.Tokenizer, 
         Interrupted: Ctrl-C before the first repetition.
     """
     ends_at = time.monotonic() + 60 * wanted.minutes
-    yardstick = measure_yardstick(_yardstick_arm(wanted.arms), stand, tokenizer, wanted.seed)
+    yardstick = measure_yardstick(yardstick_arm(wanted.arms), stand, tokenizer, wanted.seed)
     say(
         f"undisturbed: {1 / yardstick.prompt_token_s:,.0f} prompt tokens/s, "
         f"{yardstick.itl_s * 1e3:.1f} ms between tokens of some streams"
@@ -150,7 +150,7 @@ def report(
     )
 
 
-def _yardstick_arm(arms: Sequence[Arm]) -> Arm:
+def yardstick_arm(arms: Sequence[Arm]) -> Arm:
     """The layout that workloads are sized by, if it is compared; else any arm that need not be tuned first."""
     by_layout = {arm.name: arm for arm in arms}
     untuned = [arm for arm in arms if not arm.is_tuned]

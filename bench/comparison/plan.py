@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from twinpool.bench.comparison.arms import Arm
-from twinpool.bench.comparison.measures import P99_ITL, comparisons
+from twinpool.bench.comparison.measures import P99_ITL, measures, seen
 from twinpool.bench.comparison.stand import Interrupted, Trial
+from twinpool.bench.comparison.statistics import Repetition, Scale, compare
 from twinpool.bench.comparison.workloads import Load
-from twinpool.bench.reports.model import Interval
 from twinpool.bench.serving.record import Run
 from twinpool.bench.serving.workload import PlannedRequest
 
@@ -49,15 +48,11 @@ class Trials:
         for other in self.by_arm:
             if other == baseline:
                 continue
-            rows = comparisons(baseline, other, self.pairs(baseline, other), self.load.slo)
-            widths = [_half_width(row.change) for row in rows if row.measure == P99_ITL.measure]
-            if not widths or max(widths) > TIGHT:
+            repetitions = [Repetition(seen(a, None), seen(b, None)) for a, b in self.pairs(baseline, other)]
+            count = len(measures(self.load.slo))
+            if compare(repetitions, P99_ITL.relative, Scale.RATIO, num_measures=count).half_width > TIGHT:
                 return False
         return True
-
-
-def _half_width(change: Interval) -> float:
-    return math.inf if change.low is None or change.high is None else (change.high - change.low) / 2
 
 
 def repeat(

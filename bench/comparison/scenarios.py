@@ -66,7 +66,7 @@ def three_customers(max_model_len: int) -> tuple[Customer, ...]:
     )
 
 
-def tell(
+def serve_customers(
     arms: Sequence[Arm],
     customers: Sequence[Customer],
     stand: Stand,

@@ -27,6 +27,7 @@ COMMANDS = (
     "fetch",
     "bench",
     "compare",
+    "sweep",
     "report",
 )
 

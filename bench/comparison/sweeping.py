@@ -1,0 +1,247 @@
+"""The win-or-lose map: for each workload of a grid, the highest rate at which each arm holds each objective.
+
+Every run at a rate says something of all objectives at once: tight or loose TTFT with tight or loose ITL are four
+questions to the same requests. So a cell of the grid costs one search for each arm, not four.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import tokenizers
+
+from twinpool.bench.comparison.arms import Arm
+from twinpool.bench.comparison.measures import Seen, seen
+from twinpool.bench.comparison.rate_search import Bracket, Probe, Search, wilson
+from twinpool.bench.comparison.stand import Interrupted, Stand
+from twinpool.bench.comparison.workloads import NUM_STREAMS, Yardstick
+from twinpool.bench.reports.model import Interval, MapCell, RateCurve, RatePoint, WinLoseMap
+from twinpool.bench.serving.arrivals import Pacing, Process, schedule
+from twinpool.bench.serving.datasets import (
+    DatasetName,
+    DatasetSettings,
+    PrefixRepetition,
+    RandomLengths,
+    make_requests,
+)
+from twinpool.bench.serving.slo import Slo
+from twinpool.bench.serving.workload import PlannedRequest
+
+FEWEST_REQUESTS = 32
+"""Of a run: so many good ones, all of them, are what it takes to be sure of nine in ten."""
+TIGHT_TTFT, LOOSE_TTFT = 2.0, 8.0
+TIGHT_ITL, LOOSE_ITL = 1.5, 4.0
+"""An objective is so many times what is undisturbed."""
+NUM_PREFIXES = 4
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """A workload of the grid: lengths in tokens, and the share of all prompt tokens that other prompts have too."""
+
+    input_tokens: int
+    output_tokens: int
+    reuse: float
+
+    @property
+    def name(self) -> str:
+        """Like "512 in, 64 out, 50 % shared"."""
+        shared = f", {self.reuse:.0%} shared" if self.reuse else ""
+        return f"{self.input_tokens} in, {self.output_tokens} out{shared}"
+
+    def requests(
+        self, tokenizer: tokenizers.Tokenizer, rate_per_s: float, seconds: float, seed: int
+    ) -> list[PlannedRequest]:
+        """Poisson arrivals for so long, and so many that their share of good ones says something."""
+        count = max(FEWEST_REQUESTS, round(rate_per_s * seconds))
+        if self.reuse:
+            settings = DatasetSettings(
+                name=DatasetName.PREFIX_REPETITION,
+                prefix_repetition=PrefixRepetition(
+                    prefix_len=self.input_tokens - 1,
+                    suffix_len=1,
+                    num_prefixes=NUM_PREFIXES,
+                    output_len=self.output_tokens,
+                    reuse_share=self.reuse,
+                ),
+            )
+        else:
+            lengths = RandomLengths(input_len=self.input_tokens, output_len=self.output_tokens)
+            settings = DatasetSettings(random=lengths)
+        made = make_requests(settings, tokenizer, count, seed)
+        return schedule(made, Pacing(Process.POISSON, rate_per_s), seed)
+
+
+@dataclass(frozen=True, slots=True)
+class Objective:
+    """One corner: a name like "tight TTFT, loose ITL" and its bounds."""
+
+    name: str
+    slo: Slo
+
+
+@dataclass(slots=True)
+class Searched:
+    """One arm on one cell: what was tried, and the objectives' brackets."""
+
+    arm: Arm
+    cell: Cell
+    objectives: Sequence[Objective]
+    search: Search
+    probes: list[Probe] = field(default_factory=list)
+    durations_s: list[float] = field(default_factory=list)
+
+    def bracket(self, objective: Objective) -> Bracket:
+        """Where its highest rate lies."""
+        return self.search.bracket(self.probes, objective.name)
+
+
+def corners(cell: Cell, yardstick: Yardstick) -> list[Objective]:
+    """The four of tight and loose TTFT and ITL, as multiples of what the cell's requests take undisturbed."""
+    first_s = cell.input_tokens * yardstick.prompt_token_s + yardstick.itl_s
+    ttfts = {"tight": TIGHT_TTFT * first_s, "loose": LOOSE_TTFT * first_s}
+    gaps = {"tight": TIGHT_ITL * yardstick.itl_s, "loose": LOOSE_ITL * yardstick.itl_s}
+    return [
+        Objective(f"{how_first} TTFT, {how_gap} ITL", Slo(ttft_s=ttfts[how_first], itl_p99_s=gaps[how_gap]))
+        for how_first, how_gap in itertools.product(ttfts, gaps)
+    ]
+
+
+def start_rate(cell: Cell, yardstick: Yardstick) -> float:
+    """Half of what one prefill and one decode worker could do without a rest, by the yardstick."""
+    prefill_per_s = 1 / (cell.input_tokens * yardstick.prompt_token_s)
+    decode_per_s = NUM_STREAMS / (cell.output_tokens * yardstick.itl_s)
+    return 0.5 * min(prefill_per_s, decode_per_s)
+
+
+def sweep_cell(
+    arms: Sequence[Arm],
+    cell: Cell,
+    objectives: Sequence[Objective],
+    stand: Stand,
+    tokenizer: tokenizers.Tokenizer,
+    search: Search,
+    *,
+    seconds: float,
+    seed: int,
+    until: float,
+    say: Say,
+) -> list[Searched]:
+    """Searches on every arm, a run of one and then of the other, until all is known or `until` has passed (monotonic).
+
+    Equal rates have equal requests on all arms.
+
+    Raises:
+        ServerFault, NoServer: a server does not start or answer.
+        Interrupted: Ctrl-C. What was found until then is lost; a cell is small.
+    """
+    searches = [Searched(arm, cell, objectives, search) for arm in arms]
+    names = [objective.name for objective in objectives]
+    is_open = True
+    while is_open and time.monotonic() < until:
+        is_open = False
+        for each in searches:
+            rate = search.next_rate(each.probes, names)
+            if rate is None or time.monotonic() >= until:
+                continue
+            is_open = True
+            tries = sum(probe.rate == rate for probe in each.probes)
+            requests = cell.requests(tokenizer, rate, seconds, seed + tries)
+            slot = f"{cell.name}-{rate:.4f}-{tries}"
+            run = stand.load(each.arm, requests, slot).run
+            if run.was_interrupted:
+                raise Interrupted
+            each.probes.append(probe_of(rate, {o.name: seen(run, o.slo) for o in objectives}))
+            each.durations_s.append(run.duration_s)
+            good = ", ".join(f"{each.probes[-1].num_good[name]}" for name in names)
+            say(f"  {each.arm.name}: {rate:.3g}/s: {good} of {len(requests)} good")
+    return searches
+
+
+def probe_of(rate: float, judged: dict[str, list[Seen]]) -> Probe:
+    """A run's requests, judged by each objective."""
+    (first, *_) = judged.values()
+    good = {name: sum(each.is_good for each in requests) for name, requests in judged.items()}
+    return Probe(rate, len(first), good)
+
+
+def curve(searched: Searched, objective: Objective) -> RateCurve:
+    """Goodput by rate; runs at one rate are taken together."""
+    points = []
+    search = searched.search
+    for rate in sorted({probe.rate for probe in searched.probes}):
+        pairs = zip(searched.probes, searched.durations_s, strict=True)
+        runs = [(probe, duration) for probe, duration in pairs if probe.rate == rate]
+        count = sum(probe.num_requests for probe, _ in runs)
+        good = sum(probe.num_good[objective.name] for probe, _ in runs)
+        seconds = sum(duration for _, duration in runs)
+        low, high = wilson(good, count, search.confidence)
+        points.append(
+            RatePoint(
+                rate=rate,
+                goodput=Interval(good / seconds, low * count / seconds, high * count / seconds),
+                attainment=good / count,
+                holds=searched.bracket(objective).low >= rate,
+            )
+        )
+    return RateCurve(
+        arm=searched.arm.name,
+        points=tuple(points),
+        highest_rate=_interval(searched.bracket(objective)),
+        workload=f"{searched.cell.name}; {objective.name}",
+    )
+
+
+def win_lose_map(found: Sequence[tuple[Searched, Searched]]) -> WinLoseMap:
+    """Of pairs of searches, the baseline's first, on the same cell with the same objectives."""
+    baseline, other = found[0]
+    cells = [
+        _map_cell(before, after, objective)
+        for before, after in found
+        for objective in before.objectives
+        if before.probes and after.probes
+    ]
+    slos = {
+        f"{objective.name} ({before.cell.input_tokens} in)": _words(objective.slo)
+        for before, _ in found
+        for objective in before.objectives
+    }
+    return WinLoseMap(baseline=baseline.arm.name, other=other.arm.name, cells=tuple(cells), slos=slos)
+
+
+def _map_cell(before: Searched, after: Searched, objective: Objective) -> MapCell:
+    baseline, other = before.bracket(objective), after.bracket(objective)
+    gain = None
+    if baseline.low > 0 and other.low > 0:
+        low = other.low / baseline.high if math.isfinite(baseline.high) else None
+        high = other.high / baseline.low if math.isfinite(other.high) else None
+        gain = Interval(_middle(other) / _middle(baseline), low, high)
+    return MapCell(
+        input_tokens=before.cell.input_tokens,
+        output_tokens=before.cell.output_tokens,
+        reuse=before.cell.reuse,
+        slo=objective.name,
+        baseline_rate=_interval(baseline),
+        other_rate=_interval(other),
+        gain=gain,
+    )
+
+
+def _middle(bracket: Bracket) -> float:
+    return math.sqrt(bracket.low * bracket.high) if math.isfinite(bracket.high) else bracket.low
+
+
+def _interval(bracket: Bracket) -> Interval:
+    if bracket.low == 0:
+        return Interval(0.0)
+    return Interval(_middle(bracket), bracket.low, bracket.high if math.isfinite(bracket.high) else None)
+
+
+def _words(slo: Slo) -> str:
+    first, gap = slo.ttft_s or math.nan, slo.itl_p99_s or math.nan
+    return f"TTFT {first * 1e3:,.0f} ms, p99 ITL {gap * 1e3:,.0f} ms"

@@ -1,0 +1,168 @@
+"""`twinpool sweep`: the highest rate at which objectives hold, by workload: where splitting wins, where it loses."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import math
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from twinpool.commands.comparing import EXIT_DONE, EXIT_INTERRUPTED, Bed, add_bed_flags, bed, say, tell
+from twinpool.config import require
+
+if TYPE_CHECKING:
+    from twinpool.bench.comparison.sweeping import Cell, Searched
+    from twinpool.bench.reports.model import Report
+
+MIN_INPUT = 8
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
+    """Describes the command."""
+    parser = subparsers.add_parser(
+        "sweep",
+        help="the highest rate at which objectives hold, by workload: where splitting the pools wins and loses",
+        description="For each combination of prompt length, output length and reuse, searches the highest request rate "
+        "at which each arm still meets each of four objectives (tight or loose TTFT, tight or loose ITL, as multiples "
+        "of what is undisturbed here) for most requests. Nothing else should run meanwhile.",
+        epilog="Exit status: 0; 1 a server failed; 2 a setting is wrong; 130 Ctrl-C (cells until then are written).",
+    )
+    add_bed_flags(parser, "colocated-chunked-128,1p1d", "sweep")
+    parser.add_argument("--input", default="128,1024", metavar="LIST", help="prompt lengths (128,1024)")
+    parser.add_argument("--output-tokens", default="32,128", metavar="LIST", help="output lengths (32,128)")
+    parser.add_argument(
+        "--reuse", default="0", metavar="LIST",
+        help="shares of all prompt tokens that other prompts have too, from 0 to below 1 (0)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--goodput", nargs="+", default=[], metavar="METRIC:MS",
+        help="one objective of your own instead of the four, as `twinpool bench` takes it",
+    )  # fmt: skip
+    parser.add_argument(
+        "--attainment", type=float, default=0.9, metavar="SHARE", help="of requests that must meet it (0.9)"
+    )
+    parser.add_argument(
+        "--resolution", type=float, default=1.15, metavar="FACTOR", help="when a search ends (1.15)"
+    )
+    parser.add_argument("--seconds", type=float, default=10.0, metavar="S", help="of one run at least (10)")
+    parser.add_argument("--minutes", type=float, default=30.0, metavar="M", help="for all of it (30)")
+    return parser
+
+
+def run(args: argparse.Namespace) -> int:
+    """Searches, prints, writes the report.
+
+    Raises:
+        ConfigError, ModelError: a setting is wrong.
+        ServerFault, NoServer, NothingMeasured: a server does not start or answer.
+    """
+    from twinpool.bench.comparison.comparing import measure_yardstick, yardstick_arm
+    from twinpool.bench.comparison.rate_search import Search
+    from twinpool.bench.comparison.stand import Interrupted, Stand
+    from twinpool.bench.comparison.sweeping import Objective, corners, start_rate, sweep_cell
+    from twinpool.bench.serving.slo import parse_goodput
+
+    require("--minutes", args.minutes, 0 < args.minutes < math.inf, "above 0")
+    require("--seconds", args.seconds, 0 < args.seconds < math.inf, "above 0")
+    require("--attainment", args.attainment, 0 < args.attainment < 1, "between 0 and 1")
+    require("--resolution", args.resolution, 1 < args.resolution < 10, "above 1")
+    own = parse_goodput(args.goodput)
+    same = bed(args)
+    arms = [arm.with_token_budget(128) if arm.is_tuned else arm for arm in same.arms]
+    cells = _cells(args, same.max_model_len)
+    ends_at = time.monotonic() + 60 * args.minutes
+    found: list[list[Searched]] = []
+    status = EXIT_DONE
+    with Stand(same.hardware, same.folder, args.api_key) as stand:
+        try:
+            yardstick = measure_yardstick(yardstick_arm(arms), stand, same.tokenizer, args.seed)
+            for number, cell in enumerate(cells):
+                objectives = corners(cell, yardstick) if own is None else [Objective("yours", own)]
+                search = Search(
+                    start_rate(cell, yardstick), target=args.attainment, resolution=args.resolution
+                )
+                now = time.monotonic()
+                say(f"{cell.name}; good counts in the order of {', '.join(each.name for each in objectives)}")
+                found.append(
+                    sweep_cell(
+                        arms, cell, objectives, stand, same.tokenizer, search, seconds=args.seconds,
+                        seed=args.seed, until=now + (ends_at - now) / (len(cells) - number), say=say,
+                    )
+                )  # fmt: skip
+        except Interrupted:
+            status = EXIT_INTERRUPTED
+            say("interrupted")
+    if found:
+        tell(same.folder, _report(found, same))
+    return status
+
+
+def _report(found: Sequence[Sequence[Searched]], same: Bed) -> Report:
+    from twinpool.bench.comparison.sweeping import curve, win_lose_map
+    from twinpool.bench.reports.model import ArmReport, Fact, Report, Winner
+
+    baseline, *others = (searched.arm for searched in found[0])
+    maps = [win_lose_map([(cell[0], cell[number]) for cell in found]) for number in range(1, len(others) + 1)]
+    findings = [
+        f"{each.input_tokens} in, {each.output_tokens} out, {each.reuse:.0%} shared, {each.slo}: {loses} "
+        f"({each.baseline_rate.estimate:.3g} against {each.other_rate.estimate:.3g} requests/s)"
+        for known in maps
+        for each in known.cells
+        for winner, loses in (
+            (Winner.BASELINE, f"{known.other} loses to {known.baseline}"),
+            (Winner.OTHER, f"{known.other} wins over {known.baseline}"),
+        )
+        if each.winner is winner
+    ]
+    return Report(
+        title=f"sweep: {baseline.name} against {', '.join(arm.name for arm in others)}",
+        created_at=datetime.now(UTC).astimezone().isoformat(timespec="seconds"),
+        arms=tuple(ArmReport(name=arm.name, description=" ".join(arm.serve)) for arm in (baseline, *others)),
+        curves=tuple(
+            curve(searched, objective)
+            for cell in found
+            for searched in cell
+            for objective in searched.objectives
+        ),
+        maps=tuple(maps),
+        findings=tuple(findings),
+        hardware=same.facts,
+        settings=(
+            Fact("target", f"{found[0][0].search.target:.0%} of requests meet the objective"),
+            Fact("runs", str(sum(len(searched.probes) for cell in found for searched in cell))),
+        ),
+        commands=(same.command,),
+        confidence=found[0][0].search.confidence,
+    )
+
+
+def _cells(args: argparse.Namespace, max_model_len: int) -> list[Cell]:
+    from twinpool.bench.comparison.sweeping import Cell
+
+    inputs, outputs = _whole("--input", args.input), _whole("--output-tokens", args.output_tokens)
+    reuses = [_number("--reuse", text) for text in args.reuse.split(",")]
+    require("--input", args.input, min(inputs) >= MIN_INPUT, f"{MIN_INPUT} tokens or more")
+    require("--output-tokens", args.output_tokens, min(outputs) >= 2, "2 tokens or more")
+    require("--reuse", args.reuse, all(0 <= reuse < 1 for reuse in reuses), "from 0 to below 1")
+    longest = max(inputs) + max(outputs)
+    require(
+        "--input", args.input, longest <= max_model_len, f"with the output at most {max_model_len} tokens"
+    )
+    return [Cell(*each) for each in itertools.product(inputs, outputs, reuses)]
+
+
+def _whole(flag: str, text: str) -> list[int]:
+    parts = [part.strip() for part in text.split(",")]
+    require(flag, text, all(part.isdigit() for part in parts), "whole numbers separated by commas")
+    return [int(part) for part in parts]
+
+
+def _number(flag: str, text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        require(flag, text, False, "numbers separated by commas")
+        raise
