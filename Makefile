@@ -1,6 +1,6 @@
 # `make help` lists what there is. Everything runs in .venv, which `make setup` creates.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test explore check lint types gpu-compile imports format serve soak chaos storm overload canary bench bench-check bench-baseline quality targets clean
+.PHONY: help setup demo test explore check lint types gpu-compile imports format serve soak chaos storm overload canary bench bench-check bench-baseline quality targets compare sweep clean
 PYTHON_BIN := .venv/bin/python
 export HF_HUB_OFFLINE ?= 1
 
@@ -69,6 +69,12 @@ quality: setup ## measure: what bfloat16 and int8 weights cost in perplexity and
 
 targets: setup ## measure: all targets of speed in one table, whole servers included (5 minutes; status 1: one is missed)
 	@$(PYTHON_BIN) -m twinpool.bench.targets $(ARGS)
+
+compare: setup ## measure: colocated against split pools, long prompts beside streams and chat, with intervals (6 minutes)
+	@.venv/bin/twinpool compare $(ARGS)
+
+sweep: setup ## measure: the highest rate at which objectives hold, by workload: where splitting wins and loses (30 minutes)
+	@.venv/bin/twinpool sweep $(ARGS)
 
 clean: ## remove .venv and caches (not the model in your cache directory)
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache build *.egg-info
