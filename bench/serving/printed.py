@@ -29,7 +29,7 @@ def printed(result: Mapping[str, Any], run: Run, summary: Summary, faults: Seque
         _title("Serving Benchmark Result", "="),
         *_totals(result, summary),
         *(line for name in _TITLES for line in _metric(name, result)),
-        *_from_intended(summary.cohort),
+        *_from_intended(summary.cohort, run),
         *_every_gap(summary.cohort),
         *_stages(summary.cohort, run),
         *_generator(run),
@@ -85,8 +85,10 @@ def _metric(name: str, result: Mapping[str, Any]) -> Iterator[str]:
         yield _row(f"{word.capitalize()} {short} (ms)", float(value))
 
 
-def _from_intended(cohort: Cohort) -> Iterator[str]:
-    """What vLLM's table leaves out: what a request's own time of arrival makes of it."""
+def _from_intended(cohort: Cohort, run: Run) -> Iterator[str]:
+    """What vLLM's table leaves out: latencies from a request's own time of arrival, which a closed loop has not."""
+    if not any(sender.send_lags_s for sender in run.senders):
+        return
     if cohort.ttft_from_intended is None or cohort.e2e_from_intended is None:
         return
     yield _title("From the intended time")

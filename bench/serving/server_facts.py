@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from dataclasses import dataclass
 
 import msgspec
 
 from twinpool.bench.client import Client
 from twinpool.bench.serving.settings import ServerKind
-from twinpool.errors import ConfigError, TwinpoolError
+from twinpool.errors import ConfigError
 
 _OWNERS = {
     "twinpool": ServerKind.TWINPOOL,
@@ -17,9 +19,10 @@ _OWNERS = {
     "llamacpp": ServerKind.LLAMACPP,
 }
 _SAID = 200
+_POLL_S = 0.1
 
 
-class NoServer(TwinpoolError):
+class NoServer(ConfigError):
     """There is no server, or it does not say what it serves. The message says where and why."""
 
 
@@ -46,12 +49,12 @@ class ServerFacts:
 
 
 async def ask_server(
-    base_url: str, api_key: str | None, model: str | None, *, verify_tls: bool = True
+    base_url: str, api_key: str | None, model: str | None, *, ready_s: float = 0.0, verify_tls: bool = True
 ) -> ServerFacts:
-    """The model named `model`, or the first one that is served.
+    """The model named `model`, or the first one that is served. A Twinpool may have `ready_s` to get ready.
 
     Raises:
-        NoServer: nobody answers, or not with models.
+        NoServer: nobody answers, not with models, or it is not ready in time.
         ConfigError: the URL is none, or the server has no such model.
     """
     client = Client(base_url, api_key, verify_tls=verify_tls)
@@ -72,12 +75,31 @@ async def ask_server(
     if card is None:
         names = ", ".join(card.id for card in cards)
         raise ConfigError(f"--model is {model!r}; {base_url} serves {names}")
+    kind = _OWNERS.get((card.owned_by or "").lower(), ServerKind.OPENAI)
+    if kind is ServerKind.TWINPOOL:
+        await _wait_ready(client, base_url, ready_s)
     return ServerFacts(
-        kind=_OWNERS.get((card.owned_by or "").lower(), ServerKind.OPENAI),
+        kind=kind,
         model=card.id,
         root=card.root or card.id,
         max_model_len=card.max_model_len,
     )
+
+
+async def _wait_ready(client: Client, base_url: str, ready_s: float) -> None:
+    deadline = time.monotonic() + ready_s
+    while True:
+        try:
+            answer = await client.get("/ready")
+        except (OSError, TimeoutError) as exc:
+            raise NoServer(f"the server at {base_url} went away before it was ready: {exc}") from exc
+        if answer.status == 200:
+            return
+        if time.monotonic() >= deadline:
+            raise NoServer(
+                f"the server at {base_url} is not ready after {ready_s:g} s: {_excerpt(answer.body)}"
+            )
+        await asyncio.sleep(_POLL_S)
 
 
 def _excerpt(body: bytes) -> str:

@@ -89,6 +89,10 @@ def _add_server_flags(parser: argparse.ArgumentParser) -> None:
         help="answers are as long as planned (default: where the server is known to take it)",
     )  # fmt: skip
     server.add_argument(
+        "--ready-check-timeout-sec", type=float, default=60.0, metavar="S",
+        help="longest wait for a Twinpool that is not ready yet (60)",
+    )  # fmt: skip
+    server.add_argument(
         "--timelines", action=argparse.BooleanOptionalAction, default=True,
         help="of a Twinpool: ask for the stages of each request after the load",
     )  # fmt: skip
@@ -243,7 +247,13 @@ async def _facts(args: argparse.Namespace) -> ServerFacts:
 
     base_url = _base_url(args)
     try:
-        return await ask_server(base_url, _api_key(args), args.model, verify_tls=not args.insecure)
+        return await ask_server(
+            base_url,
+            _api_key(args),
+            args.model,
+            ready_s=args.ready_check_timeout_sec,
+            verify_tls=not args.insecure,
+        )
     except ConfigError as exc:
         raise ConfigError(str(exc).replace("--url", "--base-url")) from exc
 
@@ -276,7 +286,7 @@ def _requests(
 ) -> tuple[list[PlannedRequest], list[PlannedRequest], Pacing]:
     """Those of the load, at their times, those of the warm-up, and how they are paced."""
     from twinpool.bench.serving.arrivals import schedule
-    from twinpool.bench.serving.datasets import make_workload
+    from twinpool.bench.serving.datasets import make_workload, warm_up_requests
 
     if getattr(args, _CONTEXT) is None:
         setattr(args, _CONTEXT, facts.max_model_len)
@@ -286,11 +296,11 @@ def _requests(
     for note in workload.notes:
         print(f"dataset: {note}", file=sys.stderr)
     pacing = _pacing(args, has_times=all(request.at_s is not None for request in workload.requests))
-    # Another seed: prompts that the load will send must not be in any cache before.
-    other_seed = args.seed + 1_000_003
-    warm_up = (
-        make_workload(dataset, tokenizer, args.num_warmups, other_seed).requests if args.num_warmups else []
-    )
+    warm_up: list[PlannedRequest] = []
+    if args.num_warmups:
+        warm_up = warm_up_requests(
+            workload.requests, dataset.prompt_as, tokenizer, args.num_warmups, args.seed
+        )
     return schedule(workload.requests, pacing, args.seed), warm_up, pacing
 
 
