@@ -173,7 +173,11 @@ def _tried(tokenizer: tokenizers.Tokenizer, separator: str, candidates: Sequence
 def _specials(tokenizer: tokenizers.Tokenizer, word: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """The ids that the tokenizer puts before and behind a text of its own accord."""
     plain, whole = (tokenizer.encode(word, add_special_tokens=special).ids for special in (False, True))
-    start = next(n for n in range(len(whole)) if whole[n : n + len(plain)] == plain)
+    start = next((n for n in range(len(whole)) if whole[n : n + len(plain)] == plain), None)
+    if start is None:
+        raise ConfigError(
+            "the tokenizer changes a text beside its special tokens; no prompts can be made with it"
+        )
     return tuple(whole[:start]), tuple(whole[start + len(plain) :])
 
 
