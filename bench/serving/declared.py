@@ -18,6 +18,8 @@ from twinpool.bench.serving.event_csv import (
 from twinpool.bench.serving.metrics import RequestMetrics, decode_s, request_metrics
 from twinpool.errors import ConfigError
 
+_MOST_EXPONENT = 300
+"""Of ten, that a float still holds."""
 _Value: TypeAlias = Callable[[RequestMetrics], float | None]
 
 
@@ -86,7 +88,7 @@ def hold(declared: Declared, request: RequestMetrics) -> None:
     wanted = number_in(declared.line, declared.text)
     exponent = Decimal(declared.text).as_tuple().exponent
     assert isinstance(exponent, int), "the number is finite"
-    tolerance = 0.5 * 10.0**exponent * (1 + 1e-9)
+    tolerance = 0.5 * 10.0 ** min(exponent, _MOST_EXPONENT) * (1 + 1e-9)
 
     def is_wanted(value: float | None) -> bool:
         return value is not None and abs(wanted - metric.scale * value) <= tolerance

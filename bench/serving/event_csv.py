@@ -24,6 +24,7 @@ from itertools import pairwise
 from twinpool.bench.serving.record import Chunk, Ending, RequestRecord, Stage, TokenCount
 from twinpool.errors import ConfigError
 
+_MOST_TOKENS = 1_000_000
 _SECONDS = {"time_s": 1.0, "time_ms": 1e-3}
 DECLARED = "declared_"
 """Begins the names of rows that state a metric."""
@@ -205,9 +206,14 @@ def _tokens(number: int, event: Event, text: str) -> int:
                 f"line {number} gives {text} tokens to {event}; only first_token and token have some"
             )
         return 0
-    if text and not (text.isascii() and text.isdigit() and int(text) > 0):
-        raise ConfigError(f"line {number} has {text!r} tokens; it is to be a whole number from 1 on")
-    return int(text or 1)
+    if not text:
+        return 1
+    is_number = text.isascii() and text.isdigit() and len(text) <= len(str(_MOST_TOKENS))
+    if not is_number or not 1 <= int(text) <= _MOST_TOKENS:
+        raise ConfigError(
+            f"line {number} has {text!r} tokens; allowed is a whole number, 1 to {_MOST_TOKENS:,}"
+        )
+    return int(text)
 
 
 def _check(rows: Sequence[EventRow]) -> None:

@@ -9,11 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.records import record, refused, run_of
 
+from twinpool.bench.serving.declared import read_request
 from twinpool.bench.serving.distributions import distribution, percentile
 from twinpool.bench.serving.metrics import num_shared_tokens, request_metrics
 from twinpool.bench.serving.record import Ending, RequestRecord, Run
 from twinpool.bench.serving.slo import Slo
 from twinpool.bench.serving.summary import Window, WindowKind, summarize
+from twinpool.errors import ConfigError
 
 NEAR = 1e-9
 quick = settings(max_examples=50, deadline=None)
@@ -160,3 +162,22 @@ def test_what_did_not_complete_changes_no_latency_and_no_rate(run: Run, slo: Slo
     assert after.rates == before.rates
     assert (after.cohort.ttft, after.cohort.itl) == (before.cohort.ttft, before.cohort.itl)
     assert after.cohort.endings[ending] == before.cohort.endings[ending] + 1
+
+
+words = st.sampled_from([
+    "event", "time_ms", "tokens", "sent", "received", "prefill_start", "token", "first_token", "end", "declared_e2e_ms",
+    "declared_tpot_s", "0", "5", "1e999", "0e999999999", "-1", "nan", "1_0", "²", "9" * 5000, '"', "#", "",
+])  # fmt: skip
+lines = st.lists(st.one_of(words, st.text(max_size=4)), max_size=4).map(",".join)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.booleans(), st.lists(lines, max_size=8))
+def test_any_text_is_a_request_or_refused_in_words(has_header: bool, rows: list[str]) -> None:
+    text = "\n".join(["event,time_ms,tokens", "sent,0", *rows, "end,9"] if has_header else rows)
+    try:
+        _, found = read_request(text)
+    except ConfigError:
+        return
+    assert (found.itls_s >= 0).all()
+    assert len(found.itls_s) == max(0, found.record.output_tokens - 1)
