@@ -7,6 +7,7 @@ The order of preference on "auto" is: `shm` on one host, `ucx` if both workers h
 from __future__ import annotations
 
 from collections.abc import Collection
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from twinpool.config import TransportName
@@ -30,6 +31,17 @@ def available() -> dict[TransportName, str | None]:
         TransportName.TCP: None,
         TransportName.LOOPBACK: None,
     }
+
+
+def offered() -> tuple[TransportName, ...]:
+    """What other workers are told that this one can use. ucx is only looked for, not loaded, which takes 0.3 s of each
+    start: where it does not load, the link that is to use it finds out."""
+    usable = [TransportName.TCP, TransportName.LOOPBACK]
+    if find_spec("ucxx") is not None:
+        usable.insert(0, TransportName.UCX)
+    if shm_pool.why_unavailable() is None:
+        usable.insert(0, TransportName.SHM)
+    return tuple(usable)
 
 
 def choose(

@@ -83,6 +83,7 @@ class IncomingLinks:
         self._on_linked = on_linked
         self._on_message = on_message
         self._on_junk = on_junk
+        self._usable = list(settings.transports)
         self._known: set[str] = set()
         self._writers: dict[str, _Writer] = {}
         self._lost_alive: dict[tuple[str, str], Witness] = {}
@@ -187,11 +188,7 @@ class IncomingLinks:
             wanted = mine.wanted if hello.transport == TransportName.AUTO else hello.transport
             same_host = hello.host == mine.host
             must_seal = any(e.seals(same_host) for e in (mine.encryption, hello.encryption))
-            name = transports.choose(wanted, mine.transports, hello.transports, same_host, must_seal)
-            if (name, must_seal) not in self._receivers:
-                self._receivers[name, must_seal] = await transports.receiver(
-                    name, self._pool.region, mine.end, self._pool.shared, seal=must_seal
-                )
+            name = await self._opened(wanted, hello.transports, same_host, must_seal)
             if identity not in self._known:  # dropped meanwhile
                 return
             witness = Witness(hello.life) if same_host and name not in TWO_SIDED and hello.life else None
@@ -206,6 +203,31 @@ class IncomingLinks:
         self._writers[identity] = _Writer(receiver, witness)
         welcome = PeerWelcome(mine.end.worker_id, mine.end.incarnation, name, receiver.address(), mine.host)
         self._try_send(identity, welcome)
+
+    async def _opened(
+        self, wanted: str, theirs: tuple[str, ...], same_host: bool, must_seal: bool
+    ) -> TransportName:
+        """The transport for such a link, whose receiver is open. With "auto", one that does not open is logged and left
+        out from then on; in strict mode it is an error like with any other setting.
+
+        Raises:
+            TransportUnavailable: there is none.
+        """
+        mine = self._settings
+        while True:
+            name = transports.choose(wanted, self._usable, theirs, same_host, must_seal)
+            if (name, must_seal) in self._receivers:
+                return name
+            try:
+                self._receivers[name, must_seal] = await transports.receiver(
+                    name, self._pool.region, mine.end, self._pool.shared, seal=must_seal
+                )
+            except TransportUnavailable as exc:
+                if wanted != TransportName.AUTO or mine.strict:
+                    raise
+                log.warning("transport %s does not work here: %s", name, exc)
+                if name in self._usable:  # or another link has found it out meanwhile
+                    self._usable.remove(name)
 
     def _check(self, identity: str, hello: PeerHello) -> None:
         if identity != f"{hello.worker_id}/{hello.incarnation}":

@@ -167,7 +167,7 @@ def _wants_shared_memory(config: WorkerConfig) -> bool:
         TransportName.SHM,
     ):
         return False
-    missing = transports.available()[TransportName.SHM]
+    missing = shm_pool.why_unavailable()
     if missing and config.transfer.transport is TransportName.SHM:
         raise ConfigError(f"--transport is shm; {missing}")
     return missing is None
@@ -201,7 +201,7 @@ def worker_parts(
     lies, `life` the name of the lock that it holds."""
     num_in_all = runner.num_blocks + runner.num_spare_blocks
     _announce(config, runner)
-    usable = tuple(name for name, missing in transports.available().items() if missing is None)
+    usable = transports.offered()
     if shared is None and config.role is Role.DECODE:
         usable = tuple(name for name in usable if name is not TransportName.SHM)
     return WorkerParts(

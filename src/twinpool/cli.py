@@ -12,7 +12,6 @@ import sys
 from collections.abc import Sequence
 
 from twinpool import __version__
-from twinpool.commands.bench import with_part
 from twinpool.errors import ConfigError, ModelError, TwinpoolError
 
 COMMANDS = (
@@ -34,9 +33,13 @@ COMMANDS = (
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command; returns its exit status (2: a setting is wrong, 1: it failed)."""
-    arguments = with_part(sys.argv[1:] if argv is None else argv)
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if arguments[:1] == ["bench"]:
+        from twinpool.commands.bench import with_part
+
+        arguments = with_part(arguments)
     try:
-        args = _parser().parse_args(arguments)
+        args = _parser(arguments).parse_args(arguments)
         status: int = args.run(args)
     except (ConfigError, ModelError) as exc:
         print(f"twinpool: {exc}", file=sys.stderr)
@@ -49,7 +52,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     return status
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
+    """Knows the command that `arguments` begin with, or if there is none, all: what the others import takes time that a
+    server's start need not."""
     parser = argparse.ArgumentParser(
         prog="twinpool",
         description="Serves language models with prefill and decode on two separate pools of workers.",
@@ -57,7 +62,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"twinpool {__version__}")
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for name in COMMANDS:
+    named = arguments[0].replace("-", "_") if arguments else ""
+    for name in (named,) if named in COMMANDS else COMMANDS:
         command = importlib.import_module(f"twinpool.commands.{name}")
         subparser: argparse.ArgumentParser = command.add_parser(subparsers)
         subparser.set_defaults(run=command.run)

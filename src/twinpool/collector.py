@@ -1,7 +1,7 @@
 """When Python looks for garbage in cycles: not while a process starts, and afterwards only at what has come since.
 
 A start makes some 300,000 objects that stay. To look through them takes 150 ms, in which no thread runs: a gap in every
-stream, or a tenth of the start.
+stream, or a part of the start. What it leaves that nobody needs (7,000 objects) is not worth that.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ def put_off() -> None:
 
 
 def begin() -> None:
-    """Collects once, and from now on looks only at objects that are made later."""
-    gc.collect()
+    """From now on looks at objects that are made later, and never at those that are there."""
     gc.freeze()
     gc.enable()

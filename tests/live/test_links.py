@@ -13,7 +13,7 @@ import pytest
 from support.join_token import TEST_TOKEN
 
 from twinpool.config import Encryption, Role, TransportName
-from twinpool.errors import PeerLost, ProtocolError
+from twinpool.errors import PeerLost, ProtocolError, TransportUnavailable
 from twinpool.kv_transfer.connector import BlockRange, KVRegion, LocalEnd
 from twinpool.kv_transfer.life import Life
 from twinpool.kv_transfer.tcp_wire import TcpAddress
@@ -38,7 +38,14 @@ pytestmark = pytest.mark.timeout(2 * DEADLINE_S)
 class Pair:
     """A prefill and a decode worker's ends, without cores: what would go to these and the coordinator is kept."""
 
-    def __init__(self, transport: TransportName, pauses_s: tuple[float, ...]) -> None:
+    def __init__(
+        self,
+        transport: TransportName,
+        pauses_s: tuple[float, ...],
+        usable: tuple[TransportName, ...] = (),
+        *,
+        strict: bool = False,
+    ) -> None:
         self._tasks: list[asyncio.Task[None]] = []
         self.events: list[Event] = []
         self.reports: asyncio.Queue[Message] = asyncio.Queue()
@@ -48,7 +55,7 @@ class Pair:
         self.incoming = IncomingLinks(
             "tcp://127.0.0.1:*",
             pool("model"),
-            LinkSettings(DECODE, "host", transport, (transport,), TEST_TOKEN),
+            LinkSettings(DECODE, "host", transport, usable or (transport,), TEST_TOKEN, strict=strict),
             lambda *peer: self.linked.append(peer),
             lambda _worker, _life, message: self.heard.put_nowait(message),
             self._junk,
@@ -57,7 +64,7 @@ class Pair:
         self.incoming.add(WRITER)
         self.peer = PeerInfo("decode-0", "b1", Role.DECODE, self.incoming.endpoint)
         self.settings = LinkSettings(
-            PREFILL, "host", transport, (transport,), TEST_TOKEN, reopen_pauses_s=pauses_s
+            PREFILL, "host", transport, usable or (transport,), TEST_TOKEN, reopen_pauses_s=pauses_s
         )
         self.outgoing = self.links("model")
 
@@ -261,6 +268,31 @@ async def test_a_worker_that_is_dropped_while_it_is_welcomed_leaves_nothing_behi
         while not pair.incoming._receivers:  # noqa: ASYNC110  # nothing tells of it
             await asyncio.sleep(0.005)
     assert pair.incoming._writers == {}
+
+
+@pytest.mark.parametrize("strict", [False, True])
+async def test_a_transport_that_does_not_load_is_left_out_unless_the_server_is_strict(
+    strict: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    open_receiver = incoming.transports.receiver
+
+    async def without_ucx(name: TransportName, *parts: Any, seal: bool) -> Any:
+        if name is TransportName.UCX:
+            raise TransportUnavailable("ucxx cannot be loaded")
+        return await open_receiver(name, *parts, seal=seal)
+
+    monkeypatch.setattr(incoming.transports, "receiver", without_ucx)
+    usable = (TransportName.UCX, TransportName.TCP)
+    pair = Pair(TransportName.AUTO, (), usable, strict=strict)
+    pair.outgoing.add(pair.peer)
+    report = await pair.report()
+    if strict:
+        assert isinstance(report, LinkFailed)
+        assert "ucxx cannot be loaded" in report.reason
+    else:
+        assert isinstance(report, LinkReady)
+        assert report.transport == TransportName.TCP
+    await pair.close()
 
 
 @pytest.mark.parametrize(("host", "is_sealed"), [("host", False), ("another host", True)])
