@@ -149,12 +149,13 @@ def _timeline(report: Report) -> Markup | None:
         "All arms have one time axis. A server's stages are durations on its own clock, placed from the moment of "
         "sending; what then lies before the first output is “network”. Thin marks are tokens."
     ]
-    if data["left_out"]:
-        notes.append(f" {data['left_out']} repetitions are left out: a page can hold only so many requests.")
-    if data["without_tokens"]:
-        notes.append(
-            f" {data['without_tokens']} repetitions are without the marks of their tokens, for the same reason."
-        )
+    for count, singular, plural in (
+        (data["left_out"], "is left out", "are left out"),
+        (data["without_tokens"], "has no marks of tokens", "have no marks of tokens"),
+    ):
+        if count:
+            what = singular if count == 1 else plural
+            notes.append(f" {sections.counted(count, 'repetition')} {what}: a page holds only so much.")
     # "<" would end the element early, whatever its type.
     payload = json.dumps(data, separators=(",", ":"), ensure_ascii=False).replace("<", "\\u003c")
     return text_of(

@@ -41,8 +41,8 @@ def head(report: Report) -> Markup:
     """Title, time and size."""
     num_runs = sum(len(arm.runs) for arm in report.arms)
     num_requests = sum(len(run.requests) for arm in report.arms for run in arm.runs)
-    parts = [_moment(report.created_at), _counted(len(report.arms), "arm"), _counted(num_runs, "run")]
-    parts.append(_counted(num_requests, "request"))
+    parts = [_moment(report.created_at), counted(len(report.arms), "arm"), counted(num_runs, "run")]
+    parts.append(counted(num_requests, "request"))
     if report.slo:
         parts.append(f"SLO: {report.slo}")
     return tag("header", tag("h1", report.title), tag("p", " · ".join(parts), class_="soft"))
@@ -300,5 +300,6 @@ def _moment(text: str) -> str:
         return text
 
 
-def _counted(count: int, noun: str) -> str:
+def counted(count: int, noun: str) -> str:
+    """Like "1 run" and "2 runs"."""
     return f"{count:,} {noun}{'' if count == 1 else 's'}"

@@ -30,7 +30,8 @@ class Look:
     @property
     def num_colors(self) -> int:
         """How many different colours there are."""
-        return len(np.unique(self.pixels.reshape(-1, 3), axis=0))
+        red, green, blue = np.moveaxis(self.pixels.astype(np.uint32), 2, 0)
+        return len(np.unique(red << 16 | green << 8 | blue))
 
 
 def find_browser() -> str:
