@@ -108,6 +108,7 @@ GOOD = stream(3, ttft_s=0.5, gap_s=0.125)
         (Slo(e2e_s=0.749), GOOD, False),
         (Slo(itl_p99_s=0.124), GOOD, False),
         (Slo(ttft_s=0.5), stream(3, 0.5, 0.1, intended_at_s=-0.25), False),
+        (Slo(e2e_s=0.75), stream(3, 0.5, 0.125, intended_at_s=-0.25), False),
         (Slo(tpot_s=0.01, itl_p99_s=0.01), stream(1, 0.5, 0.0), True),
         (Slo(ttft_s=9.0), record(), False),
         *(

@@ -143,5 +143,6 @@ def test_peaks_are_of_one_moment_and_of_one_second() -> None:
         stream(3, 0.25, 0.75, sent_at_s=1.0),
     ]
     assert peak_concurrency(records) == 2
+    assert peak_concurrency([stream(2, 0.25, 0.25), stream(2, 0.25, 0.25, sent_at_s=0.5)]) == 1
     assert peak_output_tokens_per_s(records) == 4.0
     assert (peak_concurrency([]), peak_output_tokens_per_s([])) == (0, 0.0)
