@@ -109,7 +109,7 @@ class ProgressLine:
         self._label = label
         self._last_s = 0.0
         if self._console.is_terminal:
-            columns = (TextColumn("{task.description}"), BarColumn(bar_width=16), TimeElapsedColumn())
+            columns = (BarColumn(bar_width=16), TimeElapsedColumn(), TextColumn("{task.description}"))
             self._bars = Bars(*columns, console=self._console, refresh_per_second=4, transient=True)
             self._task = self._bars.add_task("starting", total=num_planned)
 
