@@ -9,22 +9,28 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from twinpool.kernels.jit import compiled, exp, flat, load, runs_compiled, store
+from twinpool.kernels.amx import ROWS, USES_AMX
+from twinpool.kernels.amx_product import AMX_SUMS, multiply_blocks
+from twinpool.kernels.amx_tiles import BLOCK_ROWS, STEP, leave_tiles, use_tiles
+from twinpool.kernels.epilogue import ADD, GATE, GATED, NO_BIAS, STORE, finish
+from twinpool.kernels.jit import compiled, flat, runs_compiled
 from twinpool.kernels.tiles import LANES, MAX_ROWS, PANEL, WORD_BYTES, tile, widen
 
-STORE, ADD, GATE = 0, 1, 2
-"""What `multiply` does with a result y: out = y; out += y; out = silu(gate) · up, where y has both."""
-SUMS = MAX_ROWS * PANEL
+__all__ = [
+    "ADD", "GATE", "NO_BIAS", "STORE", "SUMS", "Linear", "aligned", "interleaved", "linear_reference", "multiply",
+    "pack", "pack_bias", "pack_integers", "packed_size", "padded", "panel_scratch_size", "quantized",
+]  # fmt: skip
+
+SUMS = max(MAX_ROWS * PANEL, AMX_SUMS)
 """float32 elements of scratch that each rank of `multiply` needs; `panel_scratch_size` more if weights are integers."""
 SCALES_BYTES = 4 * PANEL
 """A panel of integers begins with a float32 scale for each of its columns."""
-NO_BIAS = -1
-_GATED = PANEL // 2
 _LINE_BYTES = 64
 _MOST = 127.0
 _BLOCK_WORDS = 1 << 17
 """Rows whose x is this much (512 KiB) go through a panel before the next panel: both then stay in the second cache."""
 _ROWS_TO_SHARE = 4 * MAX_ROWS
+_ROWS_TO_SHARE_WITH_AMX = 4 * ROWS
 """From so many rows per rank on, ranks share rows, evenly; below, panels, so that each weight is read by one rank."""
 _ROWS_TO_WIDEN = 4 * MAX_ROWS
 """From so many rows on, words are made of a panel's integers once and kept; below, for each tile again in registers."""
@@ -57,7 +63,7 @@ class Linear:
         x = F.pad(x, (0, padded(self._width, x.dtype) - self._width))
         multiply(
             0, 1, flat(x), x.shape[1], x.shape[0], self._packed, 0, self._packed, self._bias_at, self._columns, STORE,
-            np.empty(SUMS, np.float32), flat(out), self._columns,
+            aligned(SUMS, torch.float32), flat(out), self._columns,
         )  # fmt: skip
         return out
 
@@ -121,8 +127,8 @@ def pack_bias(bias: torch.Tensor) -> torch.Tensor:
 
 def interleaved(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
     """The rows of both, [inner, …], as `GATE` wants them: each panel has 32 of `gate`, then their 32 of `up`."""
-    missing = [0, 0] * (gate.dim() - 1) + [0, -gate.shape[0] % _GATED]
-    halves = [F.pad(rows, missing).view(-1, _GATED, *rows.shape[1:]) for rows in (gate, up)]
+    missing = [0, 0] * (gate.dim() - 1) + [0, -gate.shape[0] % GATED]
+    halves = [F.pad(rows, missing).view(-1, GATED, *rows.shape[1:]) for rows in (gate, up)]
     return torch.stack(halves, dim=1).flatten(0, 2)
 
 
@@ -149,38 +155,65 @@ def multiply(
     are written. `sums` is scratch: as many float32 for each rank, SUMS at least.
     """
     units = x_stride * x.itemsize // WORD_BYTES
+    has_tiles = USES_AMX and x.itemsize < WORD_BYTES and x_stride % STEP == 0
     panel_size = PANEL * x_stride + (SCALES_BYTES if weights.itemsize == 1 else 0)
-    per_panel = _GATED if kind == GATE else PANEL
+    per_panel = GATED if kind == GATE else PANEL
     num_panels = (columns + per_panel - 1) // per_panel
     own = sums[rank * (sums.shape[0] // size) : (rank + 1) * (sums.shape[0] // size)]
     first_row, end_row, first_panel, end_panel = 0, num_rows, 0, num_panels
-    if num_rows >= size * _ROWS_TO_SHARE:
+    if num_rows >= size * (_ROWS_TO_SHARE_WITH_AMX if has_tiles else _ROWS_TO_SHARE):
         first_row, end_row = num_rows * rank // size, num_rows * (rank + 1) // size
     else:
         first_panel, end_panel = num_panels * rank // size, num_panels * (rank + 1) // size
     block_rows = max(_BLOCK_WORDS // units, MAX_ROWS)
+    if has_tiles:
+        block_rows = _even_block(end_row - first_row, 2 * block_rows)
     for block in range(first_row, end_row, block_rows):
         rows = min(block_rows, end_row - block)
+        if has_tiles:
+            use_tiles(min(rows, ROWS))
         for panel in range(first_panel, end_panel):
             width = min(per_panel, columns - panel * per_panel)
             bias = bias_at + panel * PANEL if bias_at != NO_BIAS else NO_BIAS
             _multiply_panel(
-                rows, x, block * x_stride, x_stride, weights, at + panel * panel_size, units, biases, bias, kind, own,
-                out, block * out_stride + panel * per_panel, out_stride, width,
+                rows, x, block * x_stride, x_stride, weights, at + panel * panel_size, panel_size, units, has_tiles,
+                biases, bias, kind, own, out, block * out_stride + panel * per_panel, out_stride, width,
             )  # fmt: skip
+    if has_tiles and end_row > first_row:
+        leave_tiles()
+
+
+@compiled
+def _even_block(rows: Any, most: Any) -> Any:
+    """As few blocks as have at most about `most` rows, all of whole pairs of tiles but the last."""
+    num_blocks = max((rows + most - 1) // most, 1)
+    each = max((rows + num_blocks - 1) // num_blocks, 1)
+    return (each + BLOCK_ROWS - 1) // BLOCK_ROWS * BLOCK_ROWS
 
 
 @compiled
 def _multiply_panel(
-    rows: Any, x: Any, x_at: Any, x_stride: Any, weights: Any, at: Any, units: Any, biases: Any, bias_at: Any,
-    kind: Any, sums: Any, out: Any, out_at: Any, out_stride: Any, width: Any,
+    rows: Any, x: Any, x_at: Any, x_stride: Any, weights: Any, at: Any, panel_size: Any, units: Any, has_tiles: Any,
+    biases: Any, bias_at: Any, kind: Any, sums: Any, out: Any, out_at: Any, out_stride: Any, width: Any,
 ) -> None:  # fmt: skip
     """`rows` rows of x times the panel that begins at weights[at]."""
     first = at + (SCALES_BYTES if weights.itemsize == 1 else 0)
     scales = weights[at:first].view(np.float32)
-    if weights.itemsize == 1 and rows >= _ROWS_TO_WIDEN:
-        words = sums[SUMS:].view(x.dtype)
+    words = sums[SUMS:].view(x.dtype)
+    is_widened = weights.itemsize == 1 and rows > (ROWS if has_tiles else _ROWS_TO_WIDEN - 1)
+    if is_widened:
         widen(weights, first, units, words, 0)
+    if has_tiles and is_widened:
+        multiply_blocks(
+            rows, x, x_at, x_stride, words, 0, weights, at + panel_size, words, scales, biases, bias_at, kind, sums,
+            out, out_at, out_stride, width,
+        )  # fmt: skip
+    elif has_tiles:
+        multiply_blocks(
+            rows, x, x_at, x_stride, weights, first, weights, at + panel_size, words, scales, biases, bias_at, kind,
+            sums, out, out_at, out_stride, width,
+        )  # fmt: skip
+    elif is_widened:
         _multiply_rows(
             rows, x, x_at, x_stride, words, 0, units, scales, biases, bias_at, kind, sums, out, out_at, out_stride,
             width,
@@ -203,9 +236,10 @@ def _multiply_rows(
         row = rows * number // num_tiles
         height = rows * (number + 1) // num_tiles - row
         _tile(height, x, x_at + row * x_stride, x_stride, weights, at, units, sums, 0)
-        _finish(
-            height, sums, scales, biases, bias_at, kind, out, out_at + row * out_stride, out_stride, width
-        )
+        finish(
+            height, sums, 0, scales.shape[0], scales, biases, bias_at, kind, out, out_at + row * out_stride, out_stride,
+            width,
+        )  # fmt: skip
 
 
 @compiled
@@ -224,30 +258,3 @@ def _tile(
         tile(2, x, x_at, x_stride, weights, at, units, sums, sums_at)
     else:
         tile(1, x, x_at, x_stride, weights, at, units, sums, sums_at)
-
-
-@compiled
-def _finish(
-    height: Any, sums: Any, scales: Any, biases: Any, bias_at: Any, kind: Any, out: Any, at: Any, stride: Any,
-    width: Any,
-) -> None:  # fmt: skip
-    """Scales a tile's sums, adds the bias and puts the first `width` results of each row where they belong."""
-    for row in range(height):
-        line = sums[row * PANEL : (row + 1) * PANEL]
-        target = out[at + row * stride : at + row * stride + width]
-        if scales.shape[0] != 0:
-            for i in range(PANEL):
-                line[i] *= scales[i]
-        if bias_at != NO_BIAS:
-            for i in range(PANEL):
-                line[i] += load(biases, bias_at + i)
-        if kind == GATE:
-            for i in range(width):
-                gate = line[i]
-                store(target, i, gate / (np.float32(1.0) + exp(-gate)) * line[_GATED + i])
-        elif kind == ADD:
-            for i in range(width):
-                store(target, i, load(target, i) + line[i])
-        else:
-            for i in range(width):
-                store(target, i, line[i])
