@@ -54,8 +54,8 @@ class Interval(msgspec.Struct, frozen=True):
     high: float | None = None
 
     def excludes(self, value: float) -> bool:
-        """Whether both ends are known and lie on one side of `value`."""
-        return self.low is not None and self.high is not None and not self.low <= value <= self.high
+        """Whether the interval lies on one side of `value`; an end that is not known may be anywhere."""
+        return (self.low is not None and self.low > value) or (self.high is not None and self.high < value)
 
 
 class Figure(msgspec.Struct, frozen=True):
@@ -197,11 +197,14 @@ class MapCell(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def winner(self) -> Winner:
-        """By the gain's interval; if the baseline holds at no rate, by whether the other one does."""
+        """By the gain's interval; if the baseline holds at no rate, by whether the other one does at a rate at which
+        the baseline is known not to."""
         if self.baseline_rate.estimate <= 0 and self.other_rate.estimate <= 0:
             return Winner.NOBODY_HOLDS
         if self.gain is None:
-            return Winner.OTHER if self.other_rate.excludes(0.0) else Winner.NOBODY_SHOWN
+            fails_at = self.baseline_rate.high or 0.0
+            is_beyond = self.other_rate.low is not None and self.other_rate.low >= fails_at
+            return Winner.OTHER if is_beyond else Winner.NOBODY_SHOWN
         if not self.gain.excludes(1.0):
             return Winner.NOBODY_SHOWN
         return Winner.OTHER if self.gain.estimate > 1 else Winner.BASELINE

@@ -93,32 +93,36 @@ def summary_table(arms: Sequence[ArmReport], confidence: float) -> Markup | None
 
 
 def comparison_table(comparisons: Sequence[Comparison], confidence: float) -> Markup | None:
-    """Values, difference and change of each comparison, with intervals."""
+    """Values, difference and change of each comparison, with intervals. A column says of which arms, if of several."""
     if not comparisons:
         return None
-    rows: list[list[Child]] = []
+    pairs = list(dict.fromkeys((each.baseline, each.other) for each in comparisons))
+    is_one = len(pairs) == 1
+    rows = []
     for each in comparisons:
-        unit, change = each.measure.unit, each.change
-        known = change.low is not None and change.high is not None
-        between = f"[{signed_percent(change.low or 0)}, {signed_percent(change.high or 0)}]" if known else ""
-        rows.append(
-            [
-                each.measure.name,
-                f"{each.other} against {each.baseline}",
-                _value(each.baseline_value, unit),
-                _value(each.other_value, unit),
-                _value(each.difference, unit),
-                text_of(signed_percent(change.estimate), " ", tag("small", between)),
-                f"{each.num_pairs:,} in {each.num_repetitions}",
-                each.verdict.value,
-            ]
-        )
-    names = ["", "", "baseline", "other", "difference", "change", "pairs in repetitions", "verdict"]
-    return _table(
-        names,
-        rows,
-        f"Differences are other − baseline, of the same requests; {percent(confidence)} intervals.",
-    )
+        row = _comparison(each)
+        rows.append(row if is_one else [row[0], f"{each.other} against {each.baseline}", *row[1:]])
+    arms = list(pairs[0]) if is_one else ["", "baseline", "other"]
+    names = ["", *arms, "difference", "change", "pairs in repetitions", "verdict"]
+    baseline, other = pairs[0] if is_one else ("baseline", "other")
+    note = f"Differences are {other} − {baseline}, of the same requests; {percent(confidence)} intervals."
+    return _table(names, rows, note)
+
+
+def _comparison(each: Comparison) -> list[Child]:
+    unit, change = each.measure.unit, each.change
+    between = ""
+    if change.low is not None and change.high is not None:
+        between = f"[{signed_percent(change.low)}, {signed_percent(change.high)}]"
+    return [
+        each.measure.name,
+        _value(each.baseline_value, unit),
+        _value(each.other_value, unit),
+        _value(each.difference, unit),
+        text_of(signed_percent(change.estimate), tag("small", between) if between else ""),
+        f"{each.num_pairs:,} in {each.num_repetitions}",
+        each.verdict.value,
+    ]
 
 
 def distribution_table(arms: Sequence[Measured]) -> Markup | None:

@@ -195,7 +195,7 @@
     drawMarks(pen, request, top, full, xOf, ink, alarm, width) {
       const chunks = request.chunks;
       const space = chunks.length > 1 ? (xOf(chunks[chunks.length - 1]) - xOf(chunks[0])) / (chunks.length - 1) : 0;
-      if (space > 4 && full > 6) {
+      if (space > 7 && full > 6) {
         pen.fillStyle = ink;
         pen.globalAlpha = 0.55;
         for (const at of chunks) if (at >= view.from && at <= view.to) pen.fillRect(xOf(at), top + full * 0.3, 1, full * 0.4);

@@ -106,8 +106,8 @@ def amount(value: float, unit: Unit, like: float | None = None) -> str:
 
 
 def ends(interval: Interval, unit: Unit) -> str:
-    """The interval's ends in brackets, without unit, scaled as the estimate; empty if they are not known."""
-    if interval.low is None or interval.high is None:
+    """The interval's ends in brackets, without unit, scaled as the estimate; empty if they are not known, or one."""
+    if interval.low is None or interval.high is None or interval.low == interval.high:
         return ""
     low, high = (amount(end, unit, interval.estimate).split(" ")[0] for end in (interval.low, interval.high))
     return f"[{low}, {high}]"
