@@ -3,8 +3,8 @@
     python -m twinpool.bench.costs [--streams 64]
 
 A worker's memory is its share of all pages that are not shared memory (Pss_Anon and Pss_File: its own, and its part of
-the libraries that others use too), less its weights. KV pools lie in shared memory, also where a prefill worker maps
-those of decode workers.
+the libraries that others use too), less its weights and its KV pool. A decode worker's pool lies in shared memory, also
+where prefill workers map it; a prefill worker's is the one private memory that core dumps leave out.
 
 The coordinator cannot take less per token than a send takes. That is measured beside it (`send_floor.py`), alone and
 while equal streams decode: they leave nothing of a small process in the caches.
@@ -138,15 +138,29 @@ def _generations(args: argparse.Namespace, rng: random.Random) -> list[Generatio
 
 
 def own_bytes(pid: int) -> int:
-    """A process's share of pages that are not shared memory. Raises ServerFault if the system does not tell."""
+    """A process's share of pages that are neither shared memory nor of a KV pool. Raises ServerFault if the system does
+    not tell."""
     try:
         text = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii")
+        mappings = Path(f"/proc/{pid}/smaps").read_text(encoding="utf-8", errors="replace")
     except OSError as exc:
         raise ServerFault(f"the memory of process {pid} cannot be read: {exc.strerror}") from exc
     fields = dict(line.split(":", 1) for line in text.splitlines()[1:])
     if not {"Pss_Anon", "Pss_File"} <= fields.keys():
         raise ServerFault(f"{os.uname().sysname} {os.uname().release} does not tell anonymous memory apart")
-    return sum(int(fields[name].split()[0]) << 10 for name in ("Pss_Anon", "Pss_File"))
+    in_all = sum(int(fields[name].split()[0]) << 10 for name in ("Pss_Anon", "Pss_File"))
+    return in_all - _not_dumped(mappings)
+
+
+def _not_dumped(mappings: str) -> int:
+    """Bytes that are there of what core dumps leave out (the flag "dd" of `smaps`)."""
+    num_bytes = last = 0
+    for line in mappings.splitlines():
+        if line.startswith("Pss:"):
+            last = int(line.split()[1]) << 10
+        elif line.startswith("VmFlags:") and "dd" in line.split():
+            num_bytes += last
+    return num_bytes
 
 
 if __name__ == "__main__":
