@@ -15,11 +15,11 @@ from twinpool.layout import KVLayout
 
 
 def layer_group(layout: KVLayout, min_bytes: int, max_groups: int) -> int:
-    """How many layers to move together, so that one block's share is at least `min_bytes` (or a whole
-    block) and a block is moved in at most `max_groups` parts.
+    """How many layers to move together: as few as make one block's share at least `min_bytes` (or a whole block), in
+    at most `max_groups` groups of about the same size.
     """
-    wanted = max(-(-min_bytes // layout.layer_bytes), -(-layout.num_layers // max_groups))
-    return min(wanted, layout.num_layers)
+    num_groups = min(max(layout.block_bytes // min_bytes, 1), max_groups, layout.num_layers)
+    return -(-layout.num_layers // num_groups)
 
 
 def compatible(mine: KVLayout, theirs: KVLayout) -> None:

@@ -113,11 +113,12 @@ class UcxReceiver:
             await self.cancel(fence)
         self._ucx.close()
 
-    def _reap(self) -> None:
+    def _reap(self) -> bool:
         self._drain()
         for posted in self._posted.values():
             posted.is_complete()
         self._cancelling = [posted for posted in self._cancelling if not posted.is_complete()]
+        return False
 
     def _drain(self) -> None:
         """Throws away what has come under tags that nobody expects: every such fence is an old one.

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 from twinpool.errors import InvariantViolation, PeerLost
@@ -20,6 +22,8 @@ from twinpool.kv_transfer.ucx_worker import (
 )
 
 _MAX_UNDER_WAY = 128
+_MANY_UNDER_WAY = 16
+"""More than these take about a millisecond, so this end need not hear of each one that has ended."""
 
 
 class UcxSender:
@@ -38,7 +42,7 @@ class UcxSender:
         self._loop = asyncio.get_running_loop()
         self._log = PushLog()
         self._queue: deque[tuple[int, BlockRange]] = deque()
-        self._parts: deque[tuple[int, memoryview, Any]] = deque()
+        self._to_send: deque[_Pushed] = deque()
         self._under_way: deque[tuple[int, Any]] = deque()
         self._fences: dict[int, _Outgoing] = {}
         self._num_delivered = 0
@@ -81,11 +85,10 @@ class UcxSender:
         A receiver that takes none of them loses the link instead.
         """
         self._log.stop(fence)
-        self._expand()
-        kept = [part for part in self._parts if part[0] != fence]
+        self._take_over()
         if (outgoing := self._fences.get(fence)) is not None:
-            outgoing.num_parts -= len(self._parts) - len(kept)
-        self._parts = deque(kept)
+            outgoing.num_parts -= sum(pushed.num_left for pushed in self._to_send if pushed.fence == fence)
+        self._to_send = deque(pushed for pushed in self._to_send if pushed.fence != fence)
         self._settle(fence)
         with suppress(PeerLost):
             await self._delivered(fence)
@@ -112,10 +115,11 @@ class UcxSender:
                 self._lose(str(exc))
                 raise
 
-    def _pump(self) -> None:
+    def _pump(self) -> bool:
+        """Sends what there is room for; True while it does not matter to hear of each message that ends."""
         if self._lost is not None:
-            return
-        self._expand()
+            return False
+        self._take_over()
         # Messages of one endpoint end in order, or nearly: looking further than the first that has not would cost more
         # than it could tell.
         while self._under_way and self._under_way[0][1].completed:
@@ -124,35 +128,47 @@ class UcxSender:
                 request.check_error()
             except self._core.UCXError as exc:
                 self._lose(str(exc))
-                return
+                return False
             self._num_delivered += 1
             self._fences[fence].num_parts -= 1
             self._settle(fence)
         posted = False
-        while self._parts and len(self._under_way) < _MAX_UNDER_WAY:
-            fence, memory, tag = self._parts.popleft()
-            self._under_way.append((fence, self._endpoint.tag_send(buffer(memory), tag)))
+        while self._to_send and len(self._under_way) < _MAX_UNDER_WAY:
+            pushed = self._to_send[0]
+            memory, tag = next(pushed.parts)
+            self._under_way.append((pushed.fence, self._endpoint.tag_send(buffer(memory), tag)))
             posted = True
+            pushed.num_left -= 1
+            if not pushed.num_left:
+                self._to_send.popleft()
         if posted:
             self._ucx.poke()
+        return len(self._under_way) > _MANY_UNDER_WAY
 
-    def _expand(self) -> None:
-        """Takes over what the step thread has queued, as one message per block and layer group."""
-        layout, step = self._region.layout, self.layer_group
+    def _take_over(self) -> None:
+        """What the step thread has queued is to be sent, as one message per block and layer group."""
         while self._queue:
             fence, blocks = self._queue.popleft()
             if self._log.is_stopped(fence):
                 continue
+            groups = range(blocks.first_layer, blocks.last_layer, self.layer_group)
+            num_parts = len(groups) * len(blocks.source_blocks)
             outgoing = self._fences.setdefault(fence, _Outgoing(self._loop.create_future()))
             outgoing.num_pushes += 1
-            for first in range(blocks.first_layer, blocks.last_layer, step):
-                last = min(first + step, layout.num_layers)
-                for source, target in zip(blocks.source_blocks, blocks.target_blocks, strict=True):
-                    start, length = layout.layer_range(source, first, last)
-                    tag = tag_of(self._core, fence, target, first // step)
-                    self._parts.append((fence, self._region.memory[start : start + length], tag))
-                    outgoing.num_parts += 1
+            outgoing.num_parts += num_parts
+            if num_parts:
+                self._to_send.append(_Pushed(fence, self._parts(fence, blocks, groups), num_parts))
             self._settle(fence)
+
+    def _parts(self, fence: int, blocks: BlockRange, groups: range) -> Iterator[tuple[memoryview, Any]]:
+        """Bytes and tag of each message. Made as they are sent, so that the receiver has work while they are made."""
+        layout = self._region.layout
+        for first in groups:
+            last = min(first + self.layer_group, layout.num_layers)
+            for source, target in zip(blocks.source_blocks, blocks.target_blocks, strict=True):
+                start, length = layout.layer_range(source, first, last)
+                tag = tag_of(self._core, fence, target, first // self.layer_group)
+                yield self._region.memory[start : start + length], tag
 
     def _settle(self, fence: int) -> None:
         """Ends the pushes of `fence` if none of its messages is left."""
@@ -169,13 +185,22 @@ class UcxSender:
             return
         self._lost = reason
         self._queue.clear()
-        self._parts.clear()
+        self._to_send.clear()
         for outgoing in self._fences.values():
             if not outgoing.delivered.done():
                 outgoing.delivered.set_exception(PeerLost(f"the KV link by ucx is lost: {reason}"))
                 outgoing.delivered.exception()  # nobody may be waiting: mark it as seen
         self._fences.clear()
         self._ucx.close()
+
+
+@dataclass(slots=True)
+class _Pushed:
+    """A push of which messages are left to send."""
+
+    fence: int
+    parts: Iterator[tuple[memoryview, Any]]
+    num_left: int
 
 
 class _Outgoing:

@@ -1,12 +1,15 @@
 """What both ends of `ucx` share: a UCX worker on the event loop, tags, buffers. Only this module knows ucxx.
 
-The event loop makes UCX progress when UCX's file descriptor wakes it: an idle link costs nothing.
+The event loop makes UCX progress when UCX's file descriptor wakes it: an idle link costs nothing. While much is
+under way the sending end looks once in a while instead: else the receiver would wake it with a system call after each
+message.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
+import time
 from collections.abc import Callable
 from types import ModuleType
 from typing import Annotated, Any
@@ -25,7 +28,9 @@ MOST_ADDRESS_BYTES = 1 << 16
 
 _MIN_MESSAGE_BYTES = 128 << 10
 _MAX_GROUPS = 1 << 8
-_MAX_PROGRESS = 64
+_MOST_AT_ONCE_S = 0.001
+"""The event loop has other things to do: UCX copies whole messages in what it calls progress."""
+_PAUSE_S = 0.001
 _LOOPBACK_HOSTS = ("127.", "localhost", "::1")
 
 # Only where the user has not set the variable: UCX's own environment always wins.
@@ -99,9 +104,13 @@ def unpack_address(packed: bytes) -> bytes:
 
 
 class UcxWorker:
-    """A UCX worker on the running event loop. `after` is called whenever UCX may have completed something."""
+    """A UCX worker on the running event loop. `after` is called whenever UCX may have completed something.
 
-    def __init__(self, end: LocalEnd, after: Callable[[], None]) -> None:
+    While what it returns is true, it is called again after a millisecond, whatever UCX completes meanwhile; else as
+    soon as UCX tells of something.
+    """
+
+    def __init__(self, end: LocalEnd, after: Callable[[], bool]) -> None:
         self.core = _core()
         self._after = after
         self._loop = asyncio.get_running_loop()
@@ -121,7 +130,9 @@ class UcxWorker:
             raise TransportUnavailable(f"transport ucx: UCX does not start: {exc}") from exc
         self._is_scheduled = False
         self._is_closed = False
-        self._loop.add_reader(self._fd, self._step)
+        self._is_watched = False
+        self._pause: asyncio.TimerHandle | None = None
+        self._watch()
 
     def connect(self, address: Any) -> Any:
         """An endpoint to the worker at `address`, without the error handling that rules out shared memory."""
@@ -142,20 +153,46 @@ class UcxWorker:
     def _step(self) -> None:
         if self._is_closed:
             return
-        moved = False
-        for _ in range(_MAX_PROGRESS):
-            if not self.worker.progress():
-                break
-            moved = True
-        self._after()
-        # Without UCX's consent (arm) that nothing is pending, the next event may never show on the
-        # descriptor.
-        if moved or not self.worker.arm():
+        until, is_over = time.perf_counter() + _MOST_AT_ONCE_S, False
+        while not is_over and self.worker.progress_once():
+            is_over = time.perf_counter() > until
+        self._go_on(self._after(), is_over)
+
+    def _go_on(self, is_patient: bool, is_over: bool) -> None:
+        if self._is_closed:  # by what was called meanwhile
+            return
+        if is_over:
             self.poke()
+        elif is_patient:
+            self._rest()
+        else:
+            self._watch()
+            # Without UCX's consent (arm) that nothing is pending, the next event may never show on the descriptor.
+            if not self.worker.arm():
+                self.poke()
+
+    def _watch(self) -> None:
+        if not self._is_watched:
+            self._is_watched = True
+            self._loop.add_reader(self._fd, self._step)
+
+    def _rest(self) -> None:
+        """Looks again after a pause. The descriptor is not read meanwhile, so it would not cease to tell of events."""
+        if self._is_watched:
+            self._is_watched = False
+            self._loop.remove_reader(self._fd)
+        if self._pause is None:
+            self._pause = self._loop.call_later(_PAUSE_S, self._rested)
+
+    def _rested(self) -> None:
+        self._pause = None
+        self._step()
 
     def close(self) -> None:
         """Gives up what is under way and releases the worker."""
         self._is_closed = True
         self._loop.remove_reader(self._fd)
+        if self._pause is not None:
+            self._pause.cancel()
         self.worker.cancel_inflight_requests()
         self.worker.progress()

@@ -54,6 +54,8 @@ def _load_peer() -> ModuleType:
 peer_module = _load_peer()
 LAYOUT, NUM_BLOCKS = peer_module.LAYOUT, peer_module.NUM_BLOCKS
 LAYERS = LAYOUT.num_layers
+HALF = 7
+"""The first layers of a block that go in a message of their own by ucx; those that are left are fewer."""
 
 
 class RemotePeer:
@@ -215,13 +217,12 @@ async def test_arrival_is_not_reported_before_the_last_layer_is_there(desk: Desk
     if desk.name is TransportName.SHM:
         pytest.skip("shm writes without the receiver's doing: there the seal tells of arrival")
     peer = await desk.sender()
-    half = LAYERS - LAYERS % 8
     desk.expect(1, peer, [0, 1])
     waiting = asyncio.create_task(desk.receiver.arrived(1))
-    await peer.call("push", fence=1, source=[4, 5], target=[0, 1], first=0, last=half)
+    await peer.call("push", fence=1, source=[4, 5], target=[0, 1], first=0, last=HALF)
     await peer.call("finish", fence=1)
     assert not waiting.done()
-    await peer.call("push", fence=1, source=[4, 5], target=[0, 1], first=half, last=LAYERS)
+    await peer.call("push", fence=1, source=[4, 5], target=[0, 1], first=HALF, last=LAYERS)
     await peer.call("finish", fence=1)
     await waiting
 
@@ -229,10 +230,10 @@ async def test_arrival_is_not_reported_before_the_last_layer_is_there(desk: Desk
 async def test_a_stopped_fence_writes_nothing_any_more(desk: Desk) -> None:
     peer = await desk.sender()
     desk.expect(1, peer, [0, 1, 2])
-    await peer.call("push", fence=1, source=[0, 1, 2], target=[0, 1, 2], first=0, last=8)
+    await peer.call("push", fence=1, source=[0, 1, 2], target=[0, 1, 2], first=0, last=HALF)
     await asyncio.gather(desk.receiver.cancel(1), peer.call("stop", fence=1))
     desk.blocks[:] = UNTOUCHED
-    await peer.call("push", fence=1, source=[0, 1, 2], target=[0, 1, 2], first=8, last=LAYERS)
+    await peer.call("push", fence=1, source=[0, 1, 2], target=[0, 1, 2], first=HALF, last=LAYERS)
     await desk.transfer(2, peer, [5], [5])  # what had been on its way before this is through
     assert (np.delete(desk.blocks, 5, axis=0) == UNTOUCHED).all()
 
@@ -301,7 +302,7 @@ async def test_blocks_of_a_transfer_cancelled_half_way_serve_the_next_fence(desk
     peer = await desk.sender()
     blocks = list(range(8))
     desk.expect(1, peer, blocks)
-    await peer.call("push", fence=1, source=blocks, target=blocks, first=0, last=8)
+    await peer.call("push", fence=1, source=blocks, target=blocks, first=0, last=HALF)
     await asyncio.gather(desk.receiver.cancel(1), peer.call("stop", fence=1))
     with pytest.raises(TransferError):
         await desk.receiver.arrived(1)
@@ -320,7 +321,7 @@ async def test_a_sender_killed_half_way_leaves_the_receiver_able_to_serve_the_ne
     victim = await desk.sender(seed=1)
     blocks = list(range(NUM_BLOCKS))
     desk.expect(1, victim, blocks)
-    await victim.call("push", fence=1, source=blocks, target=blocks, first=0, last=8)
+    await victim.call("push", fence=1, source=blocks, target=blocks, first=0, last=HALF)
     await victim.kill()
     await desk.receiver.cancel(1)
     heir = await desk.sender(seed=2)
@@ -345,7 +346,7 @@ async def test_a_storm_of_transfers_that_are_broken_off_leaves_nothing_behind(de
     before = held_by_this_process()
     for fence in range(2, 82):
         desk.expect(fence, peer, [1, 2, 3])
-        if layers := (0, 8, LAYERS)[fence % 3]:  # none, some, all
+        if layers := (0, HALF, LAYERS)[fence % 3]:  # none, some, all
             await peer.call("push", fence=fence, source=[4, 5, 6], target=[1, 2, 3], first=0, last=layers)
         await asyncio.gather(desk.receiver.cancel(fence), peer.call("stop", fence=fence))
     assert held_by_this_process() == before
@@ -359,7 +360,7 @@ async def test_what_was_meant_for_a_process_never_reaches_the_one_in_its_place(d
     """It has the same name, lends the same blocks to the same writer, and even under the same fence."""
     peer = await desk.sender()
     desk.expect(1, peer, [0, 1])
-    await peer.call("push", fence=1, source=[4, 5], target=[0, 1], first=0, last=8)
+    await peer.call("push", fence=1, source=[4, 5], target=[0, 1], first=0, last=HALF)
     heir = Desk(desk.name, "a2")
     heir.receiver = await transports.receiver(
         heir.name, heir.region, heir.end, heir.shared, seal=heir.is_sealed
@@ -368,7 +369,7 @@ async def test_what_was_meant_for_a_process_never_reaches_the_one_in_its_place(d
     desk.receiver = heir.receiver
     heir.receiver.expect(1, desk.writers[id(peer)], [0, 1])
     with contextlib.suppress(PeerLost):
-        await peer.call("push", fence=1, source=[4, 5], target=[0, 1], first=8, last=LAYERS)
+        await peer.call("push", fence=1, source=[4, 5], target=[0, 1], first=HALF, last=LAYERS)
     await peer.call("stop", fence=1)
     assert (heir.blocks == UNTOUCHED).all()
     await heir.receiver.cancel(1)
@@ -415,13 +416,13 @@ async def test_a_killed_receiver_is_noticed_in_bounded_time(
         address = bytes.fromhex(await peer.call("listen"))
         sender: KVSender = await transports.sender(TransportName(name), address, region, end, seal=False)
         await peer.call("expect", fence=1, writer=end.writer, blocks=blocks)
-        sender.push(1, BlockRange(blocks, blocks, 0, 8))
+        sender.push(1, BlockRange(blocks, blocks, 0, HALF))
         await sender.finish(1)
         assert sender.lost is None
         await peer.kill()
 
         async def go_on() -> None:
-            sender.push(1, BlockRange(blocks, blocks, 8, LAYERS))
+            sender.push(1, BlockRange(blocks, blocks, HALF, LAYERS))
             await sender.finish(1)
 
         with pytest.raises(PeerLost):
@@ -429,7 +430,7 @@ async def test_a_killed_receiver_is_noticed_in_bounded_time(
         assert sender.lost is not None
         await sender.stop(1)
         with pytest.raises(PeerLost):
-            sender.push(2, BlockRange(blocks, blocks, 0, 8))
+            sender.push(2, BlockRange(blocks, blocks, 0, HALF))
         await sender.close()
     shm_pool.sweep(f"test{os.getpid()}")
 

@@ -22,7 +22,7 @@ from twinpool.kv_transfer.manifest import digests
 from twinpool.kv_transfer.shm_pool import SharedPool
 from twinpool.layout import Dtype, KVLayout
 
-LAYOUT = KVLayout(num_layers=12, num_kv_heads=4, head_dim=64, block_size=16, dtype=Dtype.BFLOAT16)
+LAYOUT = KVLayout(num_layers=13, num_kv_heads=5, head_dim=64, block_size=16, dtype=Dtype.BFLOAT16)
 NUM_BLOCKS = 24
 
 

@@ -138,7 +138,7 @@ def test_a_degree_that_does_not_divide_the_heads_is_refused() -> None:
 
 def test_layers_are_grouped_until_a_part_is_worth_a_message() -> None:
     smollm = KVLayout(30, 3, 64, 16, Dtype.BFLOAT16)
-    assert layer_group(smollm, min_bytes=128 << 10, max_groups=256) == 11
+    assert layer_group(smollm, min_bytes=128 << 10, max_groups=256) == 15
     assert layer_group(LAYOUT, min_bytes=128 << 10, max_groups=256) == LAYOUT.num_layers
     assert layer_group(replace(LAYOUT, num_layers=600), min_bytes=1, max_groups=256) == 3
 
