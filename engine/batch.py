@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from twinpool.request import RequestKey, SamplingParams
@@ -45,7 +45,25 @@ class StepBatch:
 
 @dataclass(frozen=True, slots=True)
 class StepOutput:
-    """The sampled token of every slice that asked for one, and the step's duration in seconds."""
+    """The sampled token of every slice that asked for one, and the step's duration in seconds.
+
+    `missed_graph`: decode steps were to be captured CUDA graphs, and this one ran kernel by kernel all the same.
+    """
 
     token_ids: dict[RequestKey, int]
     seconds: float
+    missed_graph: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class LayerGroupsDone:
+    """An `on_layer_done` that does something after the layers in `last_layers` only: a model may compute those between
+    in one go, and need not call it after them.
+    """
+
+    last_layers: frozenset[int]
+    done: Callable[[int], None]
+
+    def __call__(self, layer: int) -> None:
+        """Layer `layer`, and all before it, are final."""
+        self.done(layer)

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
-from twinpool.engine.batch import StepBatch, StepOutput
+from twinpool.engine.batch import LayerGroupsDone, StepBatch, StepOutput
 from twinpool.errors import PeerLost
 from twinpool.kv_transfer.connector import BlockRange, KVSender
 from twinpool.worker.core import BlockPush, PlanAhead, StepPlan
@@ -20,7 +20,8 @@ class Runner(Protocol):
     """What the step thread needs of a model runner."""
 
     def run(self, batch: StepBatch, on_layer_done: Callable[[int], None] | None = None) -> StepOutput:
-        """Runs one step; calls `on_layer_done(layer)` when that layer's KV of the whole batch is final in memory."""
+        """Runs one step; calls `on_layer_done(layer)` when that layer's KV of the whole batch is final in memory, and
+        of `LayerGroupsDone` after its layers at least."""
         ...
 
 
@@ -46,6 +47,13 @@ class LayerPusher:
         self._links = list(zip(pushes, senders, strict=True))
         self._num_layers = num_layers
         self.failed = {push.fence: no_link(push) for push, sender in self._links if sender is None}
+
+    @property
+    def last_layers(self) -> frozenset[int]:
+        """The layers that end a group of one of the senders: after the others there is nothing to hand over."""
+        groups = {sender.layer_group for _, sender in self._links if sender is not None}
+        ends = {end - 1 for group in groups for end in range(group, self._num_layers, group)}
+        return frozenset(ends | {self._num_layers - 1})
 
     def layer_done(self, layer: int) -> None:
         """Layer `layer` is final; pushes the group that it completes, if it does."""
@@ -105,7 +113,8 @@ class StepThread:
 
     def _run(self, plan: StepPlan | None, pusher: LayerPusher | None) -> None:
         while plan is not None:
-            output = self._runner.run(plan.batch, pusher.layer_done if pusher else None)
+            layer_done = LayerGroupsDone(pusher.last_layers, pusher.layer_done) if pusher else None
+            output = self._runner.run(plan.batch, layer_done)
             # Read once: the event loop may put another in its place at any moment.
             ahead = self._ahead
             following = ahead.resolve(plan, output) if ahead is not None else None

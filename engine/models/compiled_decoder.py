@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
+from twinpool.engine.batch import LayerGroupsDone
 from twinpool.engine.model_config import ModelConfig
 from twinpool.engine.models import LayerDone, ignore_layer
 from twinpool.engine.models.packed_weights import pack_weights
@@ -77,7 +79,11 @@ class CompiledDecoder:
             raise IndexError(f"token ids are 0 to {self._shape.vocab - 1}; found {step.token_ids.tolist()}")
         self._make_room(len(step.token_ids), len(step.rows))
         layers = self._config.num_layers
-        ends = (layers,) if on_layer_done is ignore_layer else range(1, layers + 1)
+        ends: Sequence[int] = range(1, layers + 1)
+        if on_layer_done is ignore_layer:
+            ends = (layers,)
+        elif isinstance(on_layer_done, LayerGroupsDone):
+            ends = sorted({layers, *(layer + 1 for layer in on_layer_done.last_layers)})
         first = 0
         for end in ends:
             self._team.run(

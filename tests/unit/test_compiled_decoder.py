@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from twinpool.engine.batch import LayerGroupsDone
 from twinpool.engine.model_config import ModelConfig, RopeConfig
 from twinpool.engine.models import ignore_layer
 from twinpool.engine.models.compiled_decoder import CompiledDecoder
@@ -148,6 +149,23 @@ def test_several_threads_give_what_one_gives_to_the_bit(dtype: torch.dtype) -> N
     for logits, kv in results[1:]:
         assert torch.equal(logits, results[0][0])
         assert torch.equal(kv, results[0][1])
+
+
+def test_layers_of_a_group_are_final_when_its_last_is_told_and_none_is_told_before() -> None:
+    token_ids, batch = batch_of(LENGTHS)
+    rows = torch.arange(len(token_ids))
+    decoder = CompiledDecoder(PLAIN, RandomWeights(torch.float32), 128, torch.float32)
+    kv, wanted_kv = pool_for(PLAIN, torch.float32), pool_for(PLAIN, torch.float32)
+    wanted = decoder.forward(token_ids, batch, wanted_kv, rows, ignore_layer).clone()
+    told: list[int] = []
+
+    def done(layer: int) -> None:
+        told.append(layer)
+        assert torch.equal(kv[:, : layer + 1], wanted_kv[:, : layer + 1])
+
+    found = decoder.forward(token_ids, batch, kv, rows, LayerGroupsDone(frozenset({1, 2}), done))
+    assert told == [1, 2]
+    assert torch.equal(found, wanted)
 
 
 def test_a_chunk_that_does_not_end_its_prompt_writes_kv_and_no_logits() -> None:

@@ -46,6 +46,21 @@ def test_every_layer_is_pushed_once_in_order_whatever_the_group(group: int) -> N
     assert not pusher.failed
 
 
+@pytest.mark.parametrize("groups", [(1,), (6,), (7, 11), (30,), (64,), (4, 6, 9)])
+def test_calls_after_the_last_layers_of_groups_push_what_calls_after_each_layer_do(
+    groups: tuple[int, ...],
+) -> None:
+    pushed = []
+    for only_last in (False, True):
+        senders = [RecordingSender(group) for group in groups]
+        pushes = [BlockPush(fence, f"decode-{fence}", (1, 2), (8, 9)) for fence in range(len(groups))]
+        pusher = LayerPusher(pushes, senders, NUM_LAYERS)  # type: ignore[arg-type]
+        for layer in sorted(pusher.last_layers) if only_last else range(NUM_LAYERS):
+            pusher.layer_done(layer)
+        pushed.append([sender.pushed for sender in senders])
+    assert pushed[0] == pushed[1]
+
+
 def test_a_group_leaves_as_soon_as_its_last_layer_is_done() -> None:
     sender = RecordingSender(6)
     pusher = LayerPusher([BlockPush(5, "decode-0", (1,), (8,))], [sender], NUM_LAYERS)  # type: ignore[list-item]
