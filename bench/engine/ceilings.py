@@ -54,7 +54,7 @@ class CpuLimits:
         """Sets torch's threads to `threads`, and chooses."""
         torch.set_num_threads(threads)
         self._timer = CpuTimer()
-        size = read_bytes(_last_level_cache_bytes())
+        size = read_bytes(last_level_cache_bytes())
         memory = _huge_pages(size)
         share = len(memory) // threads // _STREAMS * _STREAMS
         self._shares = [memory[i * share : (i + 1) * share] for i in range(threads)]
@@ -118,7 +118,7 @@ def read_bytes(cache_bytes: int) -> int:
     return -(-wanted // _HUGE_PAGE) * _HUGE_PAGE
 
 
-def _last_level_cache_bytes() -> int:
+def last_level_cache_bytes() -> int:
     """The largest cache that the system tells of; 0 if it tells of none."""
     sizes = []
     for file in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
