@@ -7,6 +7,9 @@ weights, weighted values, all in a scratch that fits into the second-level cache
 
 A row's sums run over absolute positions in one fixed order and masked keys add exactly nothing, so a token's result is
 the same, bit for bit, whatever else is in the batch, wherever chunks begin, in decode as in prefill, on any rank.
+
+Where the processor has matrix tiles, `attention_amx.py` does each piece of the work instead, for bfloat16 and heads of
+a multiple of 32 elements: all of them, because its sums have another order.
 """
 
 from __future__ import annotations
@@ -15,6 +18,10 @@ from typing import Any
 
 import numpy as np
 
+from twinpool.kernels import attention_amx
+from twinpool.kernels.amx import USES_AMX
+from twinpool.kernels.attention_amx import attend_rows, takes_tiles
+from twinpool.kernels.attention_places import KEY_TILE, ROOM, begin_ahead, find_ahead, find_rows
 from twinpool.kernels.attention_steps import (
     BLOCK_ROWS,
     PANELS,
@@ -29,15 +36,13 @@ from twinpool.kernels.attention_steps import (
     scale_and_add,
     weigh,
 )
+from twinpool.kernels.attention_tiles import configure, release
 from twinpool.kernels.jit import exp, store
 from twinpool.kernels.lanes import LANES, LOG2_E, compiled_exactly
 
-KEY_TILE = 128
 _ROWS = 192
 """Query rows that share a packed tile of keys; more only if one token has more of one key/value head."""
 _PANEL_KEYS = PANELS * LANES
-_AHEAD_BYTES = 1 << 17
-"""How far ahead of decode keys and values are fetched: enough for memory, and a part of the second-level cache."""
 _UNSEEN = np.float32(-1.0e30)
 """A row's peak before its first key. Scores of hidden keys are -inf, so that their weights are 0 even then."""
 _LOG2_E = np.float32(LOG2_E)
@@ -46,6 +51,8 @@ _LN_2 = np.float32(0.6931471805599453)
 
 def scratch_size(num_heads: int, num_kv_heads: int, head_dim: int, itemsize: int) -> int:
     """Float32 elements of scratch that `attend` needs for each rank."""
+    if USES_AMX and itemsize == 2 and head_dim % 32 == 0:
+        return attention_amx.scratch_size(num_heads // num_kv_heads, head_dim)
     rows = max(_ROWS, num_heads // num_kv_heads)
     units = head_dim * itemsize // 4
     columns = -(-head_dim // _PANEL_KEYS) * _PANEL_KEYS
@@ -69,7 +76,9 @@ def attend(
     """
     num_kv_heads = shape[3]
     group = num_heads // num_kv_heads
-    tile_tokens = max(1, _ROWS // group)
+    in_tiles = takes_tiles(pool, shape[5])
+    most_rows = max(_ROWS, attention_amx.ROWS // size) if in_tiles else _ROWS
+    tile_tokens = max(1, most_rows // group)
     total = 0.0
     for seq in range(ends.shape[0]):
         count = query_starts[seq + 1] - query_starts[seq]
@@ -78,10 +87,12 @@ def attend(
     per_rank = scratch.shape[0] // size
     base = rank * per_rank
     base += -(np.int64(scratch.ctypes.data) // 4 + base) % LANES
-    rows = np.empty(2 * KEY_TILE + LANES, np.int64)
+    rows = np.empty(ROOM, np.int64)
     ahead = np.full(2, -1, np.int64)
     batch = query_starts, ends, block_tables, table_starts
     done = 0.0
+    if in_tiles:
+        configure(pool)
     for seq in range(ends.shape[0]):
         count = query_starts[seq + 1] - query_starts[seq]
         for first in range(0, count, tile_tokens):
@@ -90,12 +101,23 @@ def attend(
             begin = _first_head(rank, size, total, done, cost, num_kv_heads)
             end = _first_head(rank + 1, size, total, done, cost, num_kv_heads)
             done += cost * num_kv_heads
-            together = max(1, _ROWS // ((last - first) * group))
+            together = max(1, most_rows // ((last - first) * group))
+            if in_tiles:
+                together = min(together, attention_amx.MOST_HEADS)
             for head in range(begin, end, together):
-                _attend_tile(
-                    query, token_stride, head_stride, num_heads, pool, shape, layer, batch, seq, first, last, head,
-                    min(head + together, end), scale, window, softcap, scratch, base, rows, ahead, out,
-                )  # fmt: skip
+                until = min(head + together, end)
+                if in_tiles:
+                    attend_rows(
+                        query, token_stride, head_stride, num_heads, pool, shape, layer, batch, seq, first, last,
+                        head, until, scale, window, softcap, scratch, base, rows, ahead, out,
+                    )  # fmt: skip
+                else:
+                    _attend_tile(
+                        query, token_stride, head_stride, num_heads, pool, shape, layer, batch, seq, first, last,
+                        head, until, scale, window, softcap, scratch, base, rows, ahead, out,
+                    )  # fmt: skip
+    if in_tiles:
+        release(pool)
 
 
 @compiled_exactly
@@ -124,7 +146,7 @@ def _attend_tile(
     """Query tokens [first, last) of sequence `seq`, key/value heads [first_head, last_head).
 
     Rows are ordered by head, then token, then query head of the group. `rows` is scratch for places of 2 tiles of keys
-    and a vector; `ahead` is where fetching is (`_find_ahead`).
+    and a vector; `ahead` is where fetching is (`find_ahead`).
     """
     query_starts, ends, block_tables, table_starts = batch
     table = block_tables[table_starts[seq] : table_starts[seq + 1]]
@@ -167,16 +189,18 @@ def _attend_tile(
     direct = tile_rows <= BLOCK_ROWS
     low = first_key // KEY_TILE * KEY_TILE
     if direct and ahead[0] < 0:
-        ahead[0], ahead[1] = seq, first_key
-        most = max(LANES, _AHEAD_BYTES // (2 * num_kv_heads * width * pool.itemsize))
-        _find_ahead(ahead, min(KEY_TILE, most), batch, group, window, shape, layer, rows)
+        begin_ahead(
+            ahead, seq, first_key, batch, group, BLOCK_ROWS, window, shape, layer, pool.itemsize, rows
+        )
     while low < end:
         filled = min(KEY_TILE, end - low)
         skipped = max(0, first_key - low) // LANES
         panels = (filled + LANES - 1) // LANES
-        _find_rows(table, shape, layer, low, filled, rows)
+        find_rows(table, shape, layer, low, filled, rows)
         num_ahead = (
-            _find_ahead(ahead, filled, batch, group, window, shape, layer, rows[KEY_TILE:]) if direct else 0
+            find_ahead(ahead, filled, batch, group, BLOCK_ROWS, window, shape, layer, rows[KEY_TILE:])
+            if direct
+            else 0
         )
         for head in range(first_head, last_head):
             shift = head * per_head
@@ -242,50 +266,6 @@ def _attend_tile(
         share = np.float32(1.0) / scratch[masses + row]
         for i in range(width):
             store(out, target + i, scratch[sums + row * columns + i] * share)
-
-
-@compiled_exactly
-def _find_rows(table: Any, shape: Any, layer: Any, low: Any, filled: Any, rows: Any) -> None:
-    """Where the keys of the positions from `low` on lie for key/value head 0: elements from the pool's start.
-
-    Rows up to the next whole vector repeat the last one, so that nothing beyond the sequence is read.
-    """
-    num_layers, num_kv_heads, block_size, width = shape[1], shape[3], shape[4], shape[5]
-    i = 0
-    while i < filled:
-        block, slot = (low + i) // block_size, (low + i) % block_size
-        begin = (table[block] * num_layers + layer) * 2 * num_kv_heads * block_size
-        count = min(block_size - slot, filled - i)
-        for j in range(count):
-            rows[i + j] = (begin + slot + j) * width
-        i += count
-    for j in range(filled, (filled + LANES - 1) // LANES * LANES):
-        rows[j] = rows[filled - 1]
-
-
-@compiled_exactly
-def _find_ahead(
-    ahead: Any, wanted: Any, batch: Any, group: Any, window: Any, shape: Any, layer: Any, rows: Any
-) -> Any:
-    """Moves `ahead`, a sequence and a position of it, on by `wanted` keys of the batch's short queries.
-
-    Their places go to `rows`; returns how many there are.
-    """
-    query_starts, ends, block_tables, table_starts = batch
-    found = 0
-    while found < wanted and ahead[0] < ends.shape[0]:
-        seq = ahead[0]
-        count, end = query_starts[seq + 1] - query_starts[seq], ends[seq]
-        low = max(ahead[1], end - count - window + 1) if window > 0 else ahead[1]
-        if low >= end or count * group > BLOCK_ROWS:
-            ahead[0], ahead[1] = seq + 1, 0
-            continue
-        some = min(wanted - found, end - low)
-        table = block_tables[table_starts[seq] : table_starts[seq + 1]]
-        _find_rows(table, shape, layer, low, some, rows[found:])
-        found += some
-        ahead[1] = low + some
-    return found
 
 
 @compiled_exactly

@@ -27,9 +27,9 @@ if HAS_COMPILER:
     VOID, F32, I32, I64 = ir.VoidType(), ir.FloatType(), ir.IntType(32), ir.IntType(64)
     BYTES = ir.IntType(8).as_pointer()
     FLOATS, UNITS = ir.VectorType(F32, LANES), ir.VectorType(I32, LANES)
-    _HALVES = ir.VectorType(ir.IntType(16), 2 * LANES)
+    HALVES = ir.VectorType(ir.IntType(16), 2 * LANES)
 else:  # nothing is emitted
-    VOID = F32 = I32 = I64 = BYTES = FLOATS = UNITS = _HALVES = None
+    VOID = F32 = I32 = I64 = BYTES = FLOATS = UNITS = HALVES = None
 
 
 def compiled_exactly(function: Function) -> Function:
@@ -192,7 +192,7 @@ class Emitter:
         """Vectors of units one unit deep: one float32 row as it is, or two bfloat16 rows, column by column."""
         if len(rows) == 1:
             return rows
-        a, b = (self.builder.bitcast(row, _HALVES) for row in rows)
+        a, b = (self.builder.bitcast(row, HALVES) for row in rows)
         orders = [[half * LANES + i // 2 + i % 2 * 2 * LANES for i in range(2 * LANES)] for half in (0, 1)]
         return [self.builder.bitcast(self.shuffle(a, b, order), UNITS) for order in orders]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 
+from twinpool.kernels.amx import USES_AMX, VARIABLE
 from twinpool.kernels.attention_cpu import attend, scratch_size
 from twinpool.kernels.jit import compiled, flat
 from twinpool.kernels.paged_attention import (
@@ -68,7 +70,15 @@ def run_ranks(
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "head_dim", "block_size"),
-    [(8, 1, 32, 8), (3, 3, 80, 24), (16, 2, 128, 128), (7, 1, 256, 16), (10, 5, 2, 16)],
+    [
+        (8, 1, 32, 8),
+        (3, 3, 80, 24),
+        (16, 2, 128, 128),
+        (7, 1, 256, 16),
+        (10, 5, 2, 16),
+        (20, 20, 96, 7),
+        (34, 2, 64, 16),
+    ],
 )
 def test_attention_of_every_shape_is_its_formula(
     heads: int, kv_heads: int, head_dim: int, block_size: int, dtype: torch.dtype
@@ -101,6 +111,45 @@ def test_a_token_attends_alike_in_one_prompt_in_chunks_and_in_decode(
             rows = torch.cat((chunk, query[:3], query[:1]))
             beside = paged_batch([(end, end - start), (77, 3), (9, 1)], 16, 40)
             assert torch.equal(paged_attention(rows, kv, 0, beside, params)[: end - start], whole[start:end])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_what_lies_beyond_a_sequence_in_its_last_block_is_never_read(dtype: torch.dtype) -> None:
+    """Another request's KV may lie there still, infinities among it."""
+    batch = paged_batch([(200, 1), (1, 1), (150, 150), (129, 2)], 16, 40)
+    kv = torch.full((40, 1, 2, 3, 16, 64), float("nan"), dtype=dtype)
+    for seq, end in enumerate(batch.ends):
+        for position in range(end):
+            block = int(batch.table(seq)[position // 16])
+            kv[block, 0, :, :, position % 16] = torch.randn(2, 3, 64).to(dtype)
+    query = torch.randn(int(batch.query_starts[-1]), 9, 64).to(dtype)
+    params = AttentionParams(0.125)
+    found = paged_attention(query, kv, 0, batch, params)
+    assert torch.equal(found, paged_attention(query, kv.nan_to_num(), 0, batch, params))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "head_dim"), [(9, 3, 64), (16, 16, 32), (12, 1, 96), (40, 2, 128)]
+)
+def test_a_token_attends_alike_whether_heads_share_a_column_or_not(
+    heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype
+) -> None:
+    """In decode several heads can be weighed together; of a prompt each has columns of its own. Same to the bit, also
+    where one number is far larger than the others and sums have to be scaled again and again."""
+    length = 290
+    kv = torch.randn(40, 1, 2, kv_heads, 16, head_dim)
+    kv[:, :, 0, :, :, ::7] *= torch.rand(40, 1, kv_heads, 16, 1) * 8
+    kv = kv.to(dtype)
+    query = torch.randn(length, heads, head_dim).to(dtype)
+    params = AttentionParams(head_dim**-0.5)
+    whole = paged_attention(query, kv, 0, paged_batch([(length, length)], 16, 40), params)
+    for end in (1, 2, 16, 17, 33, 127, 128, 129, 160, 161, length):
+        alone = paged_attention(query[end - 1 : end], kv, 0, paged_batch([(end, 1)], 16, 40), params)
+        assert torch.equal(alone[0], whole[end - 1])
+        if end > 3:
+            three = paged_attention(query[end - 3 : end], kv, 0, paged_batch([(end, 3)], 16, 40), params)
+            assert torch.equal(three, whole[end - 3 : end])
 
 
 @pytest.mark.parametrize("size", [2, 3, 7])
@@ -138,14 +187,41 @@ def check_from_another_function() -> None:
     torch.testing.assert_close(found, wanted, **TOLERANCE[torch.bfloat16])
 
 
-def test_a_processor_without_avx512_computes_the_formula_from_any_caller(tmp_path: Path) -> None:
-    environment = os.environ | WITHOUT_AVX512 | {"NUMBA_CACHE_DIR": str(tmp_path)}
+def run_this_file(tmp_path: Path, **variables: str) -> str:
+    """What it prints when it runs by itself, compiling for itself."""
+    environment = os.environ | variables | {"NUMBA_CACHE_DIR": str(tmp_path)}
     environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
     command = [sys.executable, __file__]
     child = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
     assert child.returncode == 0, child.stderr
+    return child.stdout
+
+
+def test_a_processor_without_avx512_computes_the_formula_from_any_caller(tmp_path: Path) -> None:
+    run_this_file(tmp_path, **WITHOUT_AVX512)
+
+
+@pytest.mark.skipif(
+    not USES_AMX, reason="needs a processor with AMX: elsewhere all tests above run without it"
+)
+def test_without_tiles_a_token_attends_alike_too(tmp_path: Path) -> None:
+    assert run_this_file(tmp_path, **{VARIABLE: "0"}) != digest_of_results()
+
+
+def digest_of_results() -> str:
+    """Of what a batch gives, checked against its formula and against each token by itself."""
+    torch.manual_seed(0)
+    check_from_another_function()
+    kv = torch.randn(20, 1, 2, 2, 16, 64).bfloat16()
+    query = torch.randn(150, 6, 64).bfloat16()
+    whole = paged_attention(query, kv, 0, paged_batch([(150, 150)], 16, 20), AttentionParams(0.2))
+    for end in (1, 129, 150):
+        alone = paged_attention(
+            query[end - 1 : end], kv, 0, paged_batch([(end, 1)], 16, 20), AttentionParams(0.2)
+        )
+        assert torch.equal(alone[0], whole[end - 1])
+    return hashlib.sha256(flat(whole).tobytes()).hexdigest()
 
 
 if __name__ == "__main__":
-    torch.manual_seed(0)
-    check_from_another_function()
+    sys.stdout.write(digest_of_results())
