@@ -9,6 +9,7 @@ GROUPS = (
     "elementwise",
     "sampling",
     "transfer",
+    "push",
     "coordinator",
     "start",
 )

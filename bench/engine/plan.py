@@ -56,6 +56,9 @@ class Sizes:
         return max(sum(piece.start + piece.count + BLOCK_SIZE for piece in pieces) for pieces in cases)
 
 
+_PUSHED_TOKENS = 512
+"""As a prefill worker computes them in one step."""
+
 FULL = Sizes(
     rounds=9,
     most_s=6.0,
@@ -174,6 +177,12 @@ def _transfer(run: Run) -> None:
     transfers(run.bench, layout, chosen.sizes.transferred, chosen.other_core, run.skipped)
 
 
+def _push(run: Run) -> None:
+    from twinpool.bench.engine.pushing import pushing
+
+    pushing(run.bench, run.bed, _PUSHED_TOKENS, run.settings.other_core, run.skipped)
+
+
 def _coordinator(run: Run) -> None:
     from twinpool.bench.engine.coordination import coordinator
 
@@ -195,6 +204,7 @@ _MEASURE: tuple[Callable[[Run], None], ...] = (
     _elementwise,
     _sampling,
     _transfer,
+    _push,
     _coordinator,
     _start,
 )

@@ -28,7 +28,7 @@ from twinpool.kv_transfer.ucx_worker import layers_per_message
 from twinpool.layout import KVLayout
 
 MEASURED = (TransportName.SHM, TransportName.UCX, TransportName.TCP)
-_LIMIT_S = 30.0
+LIMIT_S = 30.0
 _SPARE = 2
 """The pools have so many times the blocks that one transfer takes, so that those can lie anywhere."""
 
@@ -53,7 +53,7 @@ def transfers(
             try:
                 loop.run(_measure(bench, name, layout, prompts, core, perftest))
             except TimeoutError as exc:
-                raise TransferError(f"{name}: the other end did not answer within {_LIMIT_S:.0f} s") from exc
+                raise TransferError(f"{name}: the other end did not answer within {LIMIT_S:.0f} s") from exc
 
 
 async def _measure(
@@ -65,14 +65,14 @@ async def _measure(
     perftest: Perftest | None,
 ) -> None:
     num_blocks = _SPARE * max(layout.num_blocks(prompt) for prompt in prompts)
-    async with _link(name, layout, num_blocks, core) as link:
+    async with link(name, _random_pool(layout, num_blocks), num_blocks, core) as far:
         loop = asyncio.get_running_loop()
         for prompt in prompts:
             count = layout.num_blocks(prompt)
             num_bytes = count * layout.block_bytes
 
             def run_s(count: int = count) -> float:
-                return asyncio.run_coroutine_threadsafe(link.move_s(count), loop).result(_LIMIT_S)
+                return asyncio.run_coroutine_threadsafe(far.move_s(count), loop).result(LIMIT_S)
 
             floor, floor_s = "memcpy", _copy_s(num_bytes)
             if name is TransportName.UCX and perftest is not None:
@@ -94,18 +94,21 @@ def _copy_s(num_bytes: int) -> Callable[[], float]:
     return lambda: timer.seconds(copying)
 
 
-class _Link:
-    """This process's sender, and the other end's receiver, which it steers."""
+def _random_pool(layout: KVLayout, num_blocks: int) -> KVRegion:
+    memory = host_memory(num_blocks * layout.block_bytes)
+    memory[:] = os.urandom(layout.block_bytes) * num_blocks
+    return KVRegion(memory, layout, num_blocks)
 
-    def __init__(self, process: asyncio.subprocess.Process, layout: KVLayout, num_blocks: int) -> None:
+
+class Link:
+    """This process's sender, out of `region`, and the other end's receiver, which it steers: a pool of `num_blocks`."""
+
+    def __init__(self, process: asyncio.subprocess.Process, region: KVRegion, num_blocks: int) -> None:
         self._process = process
         self._random = np.random.default_rng(0)
         self._num_blocks = num_blocks
-        self._layout = layout
         self._fence = 0
-        memory = host_memory(num_blocks * layout.block_bytes)
-        memory[:] = os.urandom(layout.block_bytes) * num_blocks
-        self.region = KVRegion(memory, layout, num_blocks)
+        self.region = region
         self.end = LocalEnd("bench-sender", f"{os.getpid():x}")
         self.sender: KVSender
 
@@ -114,33 +117,49 @@ class _Link:
         assert self._process.stdin is not None, "it was piped"
         assert self._process.stdout is not None, "it was piped"
         self._process.stdin.write(json.dumps([command, arguments]).encode() + b"\n")
-        async with asyncio.timeout(_LIMIT_S):
+        async with asyncio.timeout(LIMIT_S):
             line = await self._process.stdout.readline()
         if not line:
             raise TransferError("the other end of the link has ended; its error is above")
         return json.loads(line)
 
-    async def move_s(self, count: int) -> float:
-        """Seconds in which so many blocks from anywhere travel to anywhere, until the transport has delivered them."""
+    async def expect(self, count: int) -> tuple[int, list[int]]:
+        """A new fence, and so many blocks of the other end, anywhere, that may be written under it."""
         self._fence += 1
-        source = self._random.permutation(self._num_blocks)[:count].tolist()
         target = self._random.permutation(self._num_blocks)[:count].tolist()
         await self.ask("expect", fence=self._fence, writer=self.end.writer, blocks=target)
-        layers, group = self._layout.num_layers, self.sender.layer_group
+        return self._fence, target
+
+    async def finish(self, fence: int) -> None:
+        """Waits until the transport has delivered what was pushed under `fence`, and the other end has all of it."""
+        await self.delivered(fence)
+        await self.ask("arrived", fence=fence)
+
+    async def delivered(self, fence: int) -> None:
+        """Waits until the transport has delivered what was pushed under `fence`."""
+        async with asyncio.timeout(LIMIT_S):
+            await self.sender.finish(fence)
+
+    async def move_s(self, count: int) -> float:
+        """Seconds in which so many blocks from anywhere travel to anywhere, until the transport has delivered them."""
+        source = self._random.permutation(self.region.num_blocks)[:count].tolist()
+        fence, target = await self.expect(count)
+        layers, group = self.region.layout.num_layers, self.sender.layer_group
         started = time.perf_counter()
         for first in range(0, layers, group):
-            self.sender.push(self._fence, BlockRange(source, target, first, min(first + group, layers)))
-        async with asyncio.timeout(_LIMIT_S):
-            await self.sender.finish(self._fence)
+            self.sender.push(fence, BlockRange(source, target, first, min(first + group, layers)))
+        await self.delivered(fence)
         took_s = time.perf_counter() - started
-        await self.ask("arrived", fence=self._fence)
+        await self.ask("arrived", fence=fence)
         return took_s
 
 
 @contextlib.asynccontextmanager
-async def _link(
-    name: TransportName, layout: KVLayout, num_blocks: int, core: int | None
-) -> AsyncIterator[_Link]:
+async def link(
+    name: TransportName, region: KVRegion, num_blocks: int, core: int | None
+) -> AsyncIterator[Link]:
+    """A link out of `region` to a new process on `core` with a pool of `num_blocks`; both end with the context."""
+    layout = region.layout
     shape = (
         layout.num_layers,
         layout.num_kv_heads,
@@ -154,13 +173,13 @@ async def _link(
         stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
     )  # fmt: skip
     try:
-        link = _Link(process, layout, num_blocks)
-        address = bytes.fromhex(await link.ask("listen"))
-        link.sender = await transports.sender(name, address, link.region, link.end, seal=False)
+        far = Link(process, region, num_blocks)
+        address = bytes.fromhex(await far.ask("listen"))
+        far.sender = await transports.sender(name, address, region, far.end, seal=False)
         try:
-            yield link
+            yield far
         finally:
-            await link.sender.close()
+            await far.sender.close()
     finally:
         if process.returncode is None:
             process.kill()
