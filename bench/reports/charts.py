@@ -96,17 +96,17 @@ def rate_chart(curves: Sequence[tuple[int, RateCurve]]) -> Markup | None:
 
 
 def forest(change: Interval, widest: float, tone: str) -> Markup:
-    """An interval of a relative change beside 0, on a scale that reaches from −`widest` to +`widest`."""
+    """An interval of a relative change beside 0, on a scale from −`widest` to +`widest`; an unknown end is at its end."""
     width, height = 180, 18
 
     def at(value: float) -> float:
         return width / 2 + max(-1.0, min(1.0, value / widest)) * (width / 2 - 4)
 
     marks: list[Child] = [tag("line", x1=at(0), x2=at(0), y1=0, y2=height, class_="zero")]
-    if change.low is not None and change.high is not None:
-        marks.append(
-            tag("line", x1=at(change.low), x2=at(change.high), y1=height / 2, y2=height / 2, class_="span")
-        )
+    if change.low is not None or change.high is not None:
+        low = -widest if change.low is None else change.low
+        high = widest if change.high is None else change.high
+        marks.append(tag("line", x1=at(low), x2=at(high), y1=height / 2, y2=height / 2, class_="span"))
     marks.append(tag("circle", cx=at(change.estimate), cy=height / 2, r=4))
     return tag(
         "svg",

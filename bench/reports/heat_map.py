@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from twinpool.bench.reports.markup import Markup, tag, text_of
 from twinpool.bench.reports.model import MapCell, WinLoseMap, Winner
-from twinpool.bench.reports.words import number, percent
+from twinpool.bench.reports.words import bracketed, number, percent
 
 _FULL_DEPTH_LOG2 = 1.0
 """Twice or half has the deepest colour."""
@@ -92,15 +92,12 @@ def _cell(cell: MapCell | None) -> Markup:
         return tag("td")
     large, small = words_of(cell)
     percent_deep = _LEAST_DEPTH + depth(cell) * (_MOST_DEPTH - _LEAST_DEPTH)
-    gain = cell.gain
-    interval = (
-        "" if gain is None or gain.low is None or gain.high is None else f" [{gain.low:.2f}, {gain.high:.2f}]"
-    )
+    interval = "" if cell.gain is None else bracketed(cell.gain, "{:.2f}".format)
     return tag(
         "td",
         tag("b", large),
         tag("small", small),
         class_=_CLASSES[cell.winner],
         style=f"--depth: {percent_deep:.0f}%",
-        title=f"{cell.winner.value}{interval}",
+        title=f"{cell.winner.value} {interval}".rstrip(),
     )

@@ -19,7 +19,16 @@ from twinpool.bench.reports.model import (
     Table,
     Unit,
 )
-from twinpool.bench.reports.words import NONE, Headline, amount, ends, headlines, percent, signed_percent
+from twinpool.bench.reports.words import (
+    NONE,
+    Headline,
+    amount,
+    bracketed,
+    ends,
+    headlines,
+    percent,
+    signed_percent,
+)
 from twinpool.bench.serving.distributions import Distribution
 from twinpool.bench.serving.record import Ending
 from twinpool.bench.serving.summary import EXPLAINED_WITHIN_S, Bucket, Cohort
@@ -111,9 +120,7 @@ def comparison_table(comparisons: Sequence[Comparison], confidence: float) -> Ma
 
 def _comparison(each: Comparison) -> list[Child]:
     unit, change = each.measure.unit, each.change
-    between = ""
-    if change.low is not None and change.high is not None:
-        between = f"[{signed_percent(change.low)}, {signed_percent(change.high)}]"
+    between = bracketed(change, signed_percent)
     return [
         each.measure.name,
         _value(each.baseline_value, unit),

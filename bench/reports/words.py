@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -60,19 +61,15 @@ def verdict(each: Comparison) -> Headline:
     change = each.change
     if each.verdict is Verdict.NO_DIFFERENCE:
         between = f"no difference shown between {each.baseline} and {each.other}"
-        ends = (
-            "; one repetition has no interval"
-            if change.low is None or change.high is None
-            else f" [{signed_percent(change.low)}, {signed_percent(change.high)}]"
-        )
-        return Headline(Tone.EVEN, each.measure.name, between + ends, each)
-    assert change.low is not None, "the interval excludes 0"
-    assert change.high is not None, "the interval excludes 0"
-    nearer, farther = sorted((abs(change.low), abs(change.high)))
-    text = (
-        f"{each.other} {percent(abs(change.estimate))} {each.verdict.value} than {each.baseline} "
-        f"[{_bare(nearer)}, {_bare(farther)}]"
-    )
+        interval = bracketed(change, signed_percent)
+        why = f" {interval}" if interval else "; one repetition has no interval"
+        return Headline(Tone.EVEN, each.measure.name, between + why, each)
+    # The direction is in words, so the ends are without signs, the one nearer to 0 first.
+    low, high = change.low, change.high
+    sizes = Interval(abs(change.estimate), low, high)
+    if change.estimate < 0:
+        sizes = Interval(abs(change.estimate), None if high is None else -high, None if low is None else -low)
+    text = f"{each.other} {percent(sizes.estimate)} {each.verdict.value} than {each.baseline} {bracketed(sizes, _bare)}"
     tone = {True: Tone.GAIN, False: Tone.LOSS, None: Tone.EVEN}[each.is_gain]
     return Headline(tone, each.measure.name, text, each)
 
@@ -106,11 +103,20 @@ def amount(value: float, unit: Unit, like: float | None = None) -> str:
 
 
 def ends(interval: Interval, unit: Unit) -> str:
-    """The interval's ends in brackets, without unit, scaled as the estimate; empty if they are not known, or one."""
-    if interval.low is None or interval.high is None or interval.low == interval.high:
+    """The interval's ends in brackets, without unit, scaled as the estimate; empty if none is known or both are one."""
+    if interval.low == interval.high:
         return ""
-    low, high = (amount(end, unit, interval.estimate).split(" ")[0] for end in (interval.low, interval.high))
-    return f"[{low}, {high}]"
+    return bracketed(interval, lambda end: amount(end, unit, interval.estimate).split(" ")[0])
+
+
+def bracketed(interval: Interval, write: Callable[[float], str]) -> str:
+    """The interval's ends as `write` has them, like "[38, 45]" or, of an end that is not known, "[38, ∞)"; empty if
+    neither is."""
+    if interval.low is None and interval.high is None:
+        return ""
+    low = "(−∞" if interval.low is None else f"[{write(interval.low)}"
+    high = "∞)" if interval.high is None else f"{write(interval.high)}]"
+    return f"{low}, {high}"
 
 
 def number(value: float) -> str:

@@ -50,6 +50,15 @@ def test_a_difference_is_told_with_its_interval_and_its_direction() -> None:
     assert verdict(compared(Interval(0.07, 0.021, 0.12), GOODPUT)).tone is Tone.GAIN
 
 
+def test_an_end_that_is_not_known_is_told_as_such() -> None:
+    assert str(verdict(compared(Interval(-0.42, None, -0.38)))).endswith("42 % lower than colocated [38, ∞)")
+    assert str(verdict(compared(Interval(0.42, 0.38, None)))).endswith("42 % higher than colocated [38, ∞)")
+    assert str(verdict(compared(Interval(0.42, -0.1, None)))).endswith(
+        "no difference shown between colocated and 1p1d [−10 %, ∞)"
+    )
+    assert ends(Interval(3.0, None, 4.0), Unit.REQUESTS_PER_S) == "(−∞, 4.00]"
+
+
 @pytest.mark.parametrize("change", [Interval(-0.3, -0.7, 0.1), Interval(-0.3), Interval(0.0, 0.0, 0.0)])
 def test_without_an_interval_that_excludes_zero_no_difference_is_shown(change: Interval) -> None:
     found = verdict(compared(change))
