@@ -96,7 +96,7 @@ def rate_chart(curves: Sequence[tuple[int, RateCurve]]) -> Markup | None:
 
 
 def forest(change: Interval, widest: float, tone: str) -> Markup:
-    """An interval of a relative change beside 0, on a scale from −`widest` to +`widest`; an unknown end is at its end."""
+    """An interval of a relative change beside 0, on a scale of ±`widest`; an unknown end is at the scale's."""
     width, height = 180, 18
 
     def at(value: float) -> float:
