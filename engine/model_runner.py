@@ -14,7 +14,7 @@ import torch
 from twinpool.config import EngineConfig, require
 from twinpool.engine.batch import SequenceSlice, StepBatch, StepOutput
 from twinpool.engine.gpu.device import current
-from twinpool.engine.gpu.graphs import CudaRecorder, DecodeGraphs, Recorder
+from twinpool.engine.gpu.graphs import CudaRecorder, DecodeGraphs, Recorder, is_decode
 from twinpool.engine.gpu.host_mirror import HostMirror
 from twinpool.engine.gpu.layer_handover import LayerHandover, mark
 from twinpool.engine.gpu.step_inputs import StepInputs
@@ -46,6 +46,7 @@ class ModelRunner:
     `memory` is the pool as bytes, `kv` the same memory as [block, layer, k|v, kv_head, slot, head_dim]. Behind the
     `num_blocks` that sequences may have lie `num_spare_blocks` for other uses. On a GPU the pool is on the device;
     `memory` is that of its `mirror`, or empty if there are no spare blocks. Steps run one at a time, on any thread.
+    After `warm_up`, `why_no_graphs` says why decode steps are not the CUDA graphs that they were to be, or is empty.
     """
 
     def __init__(
@@ -67,6 +68,7 @@ class ModelRunner:
         self.fingerprint = model_fingerprint
         self._inputs = HostInputs(layout.block_size)
         self.graphs: DecodeGraphs | None = None
+        self.why_no_graphs = ""
         self.mirror = HostMirror(kv, memory) if kv.device.type == "cuda" and len(memory) else None
 
     @classmethod
@@ -89,8 +91,8 @@ class ModelRunner:
         require(
             "--max-model-len",
             max_model_len,
-            1 <= max_model_len <= longest,
-            f"1 to {longest}, the model's context",
+            2 <= max_model_len <= longest,
+            f"2 to {longest}, the model's context",
         )
         free_bytes = free_memory(device)
         kv_dtype = resolve_kv_dtype(config.kv_cache_dtype, dtype, device)
@@ -124,15 +126,19 @@ class ModelRunner:
             if self.device.type == "cuda" and on_layer_done is not None:
                 with LayerHandover(on_layer_done, partial(mark, self.device)) as handover:
                     token_ids = self._step(batch, handover.layer_launched)
-            else:
-                token_ids = self._step(batch, on_layer_done)
-        return StepOutput(token_ids, time.perf_counter() - start)
+                return StepOutput(token_ids, time.perf_counter() - start)
+            if on_layer_done is None and (replayed := self._replay(batch)) is not None:
+                return StepOutput(replayed, time.perf_counter() - start)
+            token_ids = self._step(batch, on_layer_done)
+        missed = bool(self.graphs or self.why_no_graphs) and on_layer_done is None and is_decode(batch.slices)
+        return StepOutput(token_ids, time.perf_counter() - start, missed)
+
+    def _replay(self, batch: StepBatch) -> dict[RequestKey, int] | None:
+        if self.graphs is None or (replayed := self.graphs.step(batch.slices)) is None:
+            return None
+        return {piece.key: token for piece, token in zip(batch.slices, replayed, strict=True)}
 
     def _step(self, batch: StepBatch, on_layer_done: LayerDone | None) -> dict[RequestKey, int]:
-        if self.graphs is not None and on_layer_done is None:
-            replayed = self.graphs.step(batch.slices)
-            if replayed is not None:
-                return {piece.key: token for piece, token in zip(batch.slices, replayed, strict=True)}
         sampled = [(i, piece) for i, piece in enumerate(batch.slices) if piece.sampling is not None]
         ends = np.cumsum([len(piece.token_ids) for piece in batch.slices])
         rows = ends[[i for i, _ in sampled]] - 1 if sampled else np.empty(0, np.int64)
@@ -170,9 +176,10 @@ class ModelRunner:
                     self.run(StepBatch((piece,)))
         if self.device.type == "cuda" and most_decodes:
             if self.model_config.family is None:
-                log.warning(
+                self.why_no_graphs = (
                     "this model runs through transformers: its decode steps are launched kernel by kernel"
                 )
+                log.warning("%s", self.why_no_graphs)
                 return
             self.capture(CudaRecorder(self.device), most_decodes)
             log.info("decode steps of up to %d sequences are captured as CUDA graphs", most_decodes)

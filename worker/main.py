@@ -130,6 +130,10 @@ async def _run(config: WorkerConfig, make_core: CoreFactory) -> int:
     try:
         runner = await asyncio.to_thread(load_runner, config, allocate)
         await asyncio.to_thread(runner.warm_up, most_captured_decodes(config))
+        if config.strict and runner.why_no_graphs:
+            raise ConfigError(
+                f"--strict: {runner.why_no_graphs}; with --enforce-eager that is what was asked for"
+            )
         if not asked_to_stop:
             pool = shared[0] if shared else None
             parts = worker_parts(config, make_core, runner, end, pool, life.name if life else "")

@@ -100,6 +100,7 @@ class WorkerShell:
         self._welcomed = False
         self._stepping = False
         self._progress = Progress(self._loop.time())
+        self._strict = parts.settings.strict
         self._step_timeout_s = parts.step_timeout_s
         self._vigil = Vigil(parts.link.coordinator, parts.step_timeout_s)
         self._tasks: set[asyncio.Task[None]] = set()
@@ -298,10 +299,20 @@ class WorkerShell:
         for fence, reason in result.failed.items():
             self._handle(PushFailed(fence, reason))
         self._progress.step_ended()
+        if result.output.missed_graph:
+            self._missed_graph(len(result.plan.batch.slices))
         self._stepping = result.following is not None
         if self._stepping:
             self._progress.step_began()
         self._handle(StepDone(result.plan, result.output, result.following))
+
+    def _missed_graph(self, num_sequences: int) -> None:
+        words = f"a decode step of {num_sequences} sequences ran kernel by kernel: no CUDA graph of it was captured"
+        if self._strict:
+            self._fail(InvariantViolation(f"--strict: {words}"))
+        elif not self._core.counters[WorkerMetric.MISSED_GRAPHS]:
+            log.warning("%s; steps like it are counted", words)
+        self._core.counters.add(WorkerMetric.MISSED_GRAPHS)
 
     # ── messages ──────────────────────────────────────────────────────────────────────────────────────────
 

@@ -1,7 +1,7 @@
 """Decode steps as CUDA graphs: captured once for each size of batch, then launched as one.
 
 A step of a small model is hundreds of kernels of some microseconds each: launched one by one, the host is slower than
-the device. Batches are padded to the next captured size (`batch_sizes`), larger ones run eagerly (`num_eager`).
+the device. Batches are padded to the next captured size (`batch_sizes`), larger ones are left to the caller.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class CudaRecorder:
 
 
 class DecodeGraphs:
-    """The captured decode steps of one model over one pool. `num_replayed` and `num_eager` count decode steps."""
+    """The captured decode steps of one model over one pool. `num_replayed` counts decode steps."""
 
     def __init__(
         self,
@@ -100,7 +100,6 @@ class DecodeGraphs:
         """Captures every size, the largest first: smaller ones find room in its memory. Writes nothing to the pool."""
         self.sizes = batch_sizes(most_seqs)
         self.num_replayed = 0
-        self.num_eager = 0
         self._inputs: dict[int, StepInputs] = {}
         self._recordings: dict[int, Recording] = {}
         for size in reversed(self.sizes):
@@ -117,12 +116,11 @@ class DecodeGraphs:
 
     def step(self, slices: Sequence[SequenceSlice]) -> list[int] | None:
         """The token after each slice; the host waits once, for them. None if that is no captured kind of step: one with
-        longer slices, or (counted) of too many sequences. Where tokens are banned, sampling is launched behind the
+        longer slices, or of too many sequences. Where tokens are banned, sampling is launched behind the
         graph: how many there are is not known to it."""
         if not is_decode(slices):
             return None
         if (size := size_for(len(slices), self.sizes)) is None:
-            self.num_eager += 1
             return None
         self.num_replayed += 1
         sampling, marks = sampling_rows(slices)

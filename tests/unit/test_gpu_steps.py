@@ -18,7 +18,6 @@ from twinpool.engine.gpu.graphs import batch_sizes, size_for
 from twinpool.engine.gpu.step_inputs import NOWHERE, Room, StepInputs
 from twinpool.engine.host_inputs import HostInputs
 from twinpool.engine.model_runner import ModelRunner
-from twinpool.request import RequestKey
 
 CPU = torch.device("cpu")
 
@@ -145,15 +144,28 @@ def test_capturing_and_padding_write_nothing_to_the_pool(runner: ModelRunner) ->
     assert changed == [9, 10, 11, 12, 13]
 
 
-def test_steps_that_no_graph_holds_are_left_to_the_eager_path_and_large_ones_counted(
-    runner: ModelRunner,
+def test_steps_that_no_graph_holds_run_eagerly_and_decode_steps_among_them_say_so(
+    runner: ModelRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     graphs = capture(runner, 2)
+    monkeypatch.setattr(runner, "graphs", graphs)
     decode = [piece(str(i), [7], 0, [9 + i], temperature=0.0) for i in range(3)]
-    assert graphs.step(decode) is None
-    assert graphs.num_eager == 1
-    assert graphs.step([*decode[:1], piece("chunk", tokens(4), 0, [3], temperature=0.0)]) is None
-    assert graphs.step([piece("not at its end", [7], 0, [3])]) is None
-    assert (graphs.num_eager, graphs.num_replayed) == (1, 0)
-    assert graphs.step(decode[:2]) is not None
-    assert RequestKey("0", 0) == decode[0].key
+    chunk = piece("chunk", tokens(4), 0, [3], temperature=0.0)
+    for slices, missed in (
+        (decode, True), ([*decode[:1], chunk], False), ([piece("not at its end", [7], 0, [3])], False)
+    ):  # fmt: skip
+        assert graphs.step(slices) is None
+        assert runner.run(step(*slices)).missed_graph is missed
+    assert runner.run(step(*decode), lambda _layer: None).missed_graph is False
+    assert graphs.num_replayed == 0
+    assert runner.run(step(*decode[:2])).missed_graph is False
+    assert graphs.num_replayed == 1
+
+
+def test_without_graphs_where_none_are_wanted_nothing_is_missed_but_where_a_model_cannot_have_them(
+    runner: ModelRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decode = step(piece("0", [7], 0, [9], temperature=0.0))
+    assert runner.run(decode).missed_graph is False
+    monkeypatch.setattr(runner, "why_no_graphs", "another family's")
+    assert runner.run(decode).missed_graph is True

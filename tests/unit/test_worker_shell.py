@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from dataclasses import replace
 
 import pytest
 from support.join_token import TEST_TOKEN
@@ -24,6 +25,7 @@ from twinpool.worker.core import (
     PeerLinked,
     PlanAhead,
     ReceiveCancelled,
+    StepDone,
     StepPlan,
 )
 from twinpool.worker.links import LinkSettings, LocalPool
@@ -88,11 +90,20 @@ class StuckRunner:
         return StepOutput({}, 0.0)
 
 
+class GraphlessRunner:
+    """A model on a GPU whose decode steps no graph holds."""
+
+    def run(self, batch: StepBatch, on_layer_done: object = None) -> StepOutput:  # noqa: ARG002
+        return StepOutput({}, 0.0, missed_graph=True)
+
+
 def shell_of(
     core: Core,
     runner: Runner | None = None,
     step_timeout_s: float = 60.0,
     coordinator: str = "tcp://127.0.0.1:1",
+    *,
+    strict: bool = False,
 ) -> WorkerShell:
     """A decode worker whose coordinator never answers."""
     return WorkerShell(
@@ -102,7 +113,7 @@ def shell_of(
             pool=pool(),
             register=Register("decode-0", "b1", Role.DECODE, 1, "", "model", LAYOUT, NUM_BLOCKS, 8, 1),
             link=LinkConfig(coordinator, "decode-0", TEST_TOKEN),
-            settings=settings("decode-0"),
+            settings=replace(settings("decode-0"), strict=strict),
             peer_bind="tcp://127.0.0.1:*",
             step_timeout_s=step_timeout_s,
         )
@@ -156,6 +167,34 @@ async def test_a_worker_that_is_told_to_stop_does_not_wait_forever_for_its_step(
     finally:
         runner.end.set()
         await shell._close()  # what the end of the process does
+
+
+async def test_decode_steps_that_no_graph_holds_are_counted_and_named_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    core = Core()
+    core.plan = StepPlan(StepBatch(()))
+    shell = shell_of(core, GraphlessRunner())
+    running = asyncio.create_task(shell.run())
+    async with asyncio.timeout(10):
+        for _ in range(3):
+            while not isinstance(await core.news.get(), StepDone):
+                pass
+    shell.stop("the test is over")
+    await running
+    assert core.counters[WorkerMetric.MISSED_GRAPHS] >= 3
+    assert [record.levelname for record in caplog.records if "CUDA graph" in record.message] == ["WARNING"]
+
+
+async def test_in_strict_mode_a_decode_step_that_no_graph_holds_ends_the_worker() -> None:
+    core = Core()
+    core.plan = StepPlan(StepBatch(()))
+    async with asyncio.timeout(10):
+        with pytest.raises(
+            InvariantViolation, match="--strict: a decode step of 0 sequences ran kernel by kernel"
+        ):
+            await shell_of(core, GraphlessRunner(), strict=True).run()
+    assert core.counters[WorkerMetric.MISSED_GRAPHS] == 1
 
 
 async def test_what_planning_gives_rise_to_does_not_wait_for_the_next_event() -> None:

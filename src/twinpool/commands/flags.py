@@ -121,7 +121,8 @@ def add_worker_flags(parser: argparse.ArgumentParser) -> list[argparse.Action]:
     strict = parser.add_argument(
         "--strict",
         action="store_true",
-        help="what is not as configured (a slower transport, decode computing prompt tokens) is an error",
+        help="what is not as configured (a slower transport, decode computing prompt tokens, decode steps on a GPU "
+        "without a CUDA graph) is an error",
     )
     eager = parser.add_argument(
         "--enforce-eager",
