@@ -14,7 +14,7 @@ from twinpool.coordinator.hybrid import Choice, HybridChooser
 from twinpool.coordinator.lifecycle import LegKind, Request
 from twinpool.coordinator.pace import AnswerLengths, PrefillPace
 from twinpool.coordinator.registry import Registry, Worker
-from twinpool.coordinator.timeline import Candidate
+from twinpool.coordinator.timeline import Candidate, CostUnit
 
 CHUNK_TOKENS = 64
 MAX_CHUNKS = 256
@@ -165,7 +165,7 @@ class Router:
                 cost = worker.pending_tokens + request.num_tokens - matched
                 if kind is LegKind.GENERATE:
                     cost += SEQUENCE_COST_TOKENS * len(worker.legs)
-                found.append((Candidate(worker.worker_id, cost, matched), worker))
+                found.append((Candidate(worker.worker_id, cost, CostUnit.PROMPT_TOKENS, matched), worker))
         return sorted(found, key=_by_cost)
 
     def _has_time(self, worker: Worker, request: Request) -> bool:
@@ -214,7 +214,7 @@ class Router:
                 sequences = (len(worker.legs) + 1) / worker.info.max_num_seqs
                 tokens = (worker.held_tokens + request.num_tokens + GROWTH_TOKENS) / worker.usable_slots
                 cost = max(sequences, tokens) - PREFIX_WEIGHT * matched / request.num_tokens
-                found.append((Candidate(worker.worker_id, cost, matched), worker))
+                found.append((Candidate(worker.worker_id, cost, CostUnit.SHARE, matched), worker))
         return sorted(found, key=_by_cost)
 
 

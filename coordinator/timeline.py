@@ -1,8 +1,8 @@
 """The story of one request: when it entered each state, where each attempt ran and why, and what moved.
 
 Stages are the differences of neighbouring stamps in whole microseconds, so those up to the first token add up
-to the TTFT exactly, and those up to the end to the E2E. All stamps are the coordinator clock's; durations
-that a worker measured on its own clock are reported beside them, never mixed in.
+to the TTFT exactly, and those up to the end to the time until the last output was ready. All stamps are the
+coordinator clock's; durations that a worker measured on its own clock are reported beside them, never mixed in.
 """
 
 from __future__ import annotations
@@ -31,15 +31,26 @@ _STAGE_AFTER_FIRST_TOKEN = {
 }
 
 
+class CostUnit(StrEnum):
+    """What a candidate's cost counts."""
+
+    PROMPT_TOKENS = "prompt tokens"
+    """Of a prefill or colocated worker: to compute there until the request's first token."""
+    SHARE = "share of the worker"
+    """Of a decode worker: how full it would be, 1 for wholly, less a bonus for what it holds of the prompt."""
+
+
 @dataclass(frozen=True, slots=True)
 class Candidate:
     """One worker that the router looked at: its predicted cost (lower wins) and the prompt tokens it should hold.
 
-    The cost is in prompt tokens for a prefill or colocated worker, and a share of the worker for a decode worker.
+    The router knows caches by what it sent where, in whole chunks of 64 tokens. What the worker then found in its own
+    blocks (`PrefillReport.num_cached`) can be more, or less if it has had to forget.
     """
 
     worker_id: str
     cost: float
+    unit: CostUnit
     num_matched_tokens: int
 
 
@@ -118,7 +129,12 @@ class Attempt:
             "prefill_worker": self.prefill_worker,
             "decode_worker": self.decode_worker,
             "route": [
-                {"worker": c.worker_id, "cost": round(c.cost, 4), "num_matched_tokens": c.num_matched_tokens}
+                {
+                    "worker": c.worker_id,
+                    "cost": round(c.cost, 4),
+                    "cost_unit": c.unit.value,
+                    "num_matched_tokens": c.num_matched_tokens,
+                }
                 for c in self.candidates
             ],
             "hybrid": None if self.way is None else self._choice_json(self.way),
@@ -184,8 +200,8 @@ class Timeline:
         """Microseconds per stage so far, in order; a state that is not left yet counts until `now`.
 
         validate + tokenize + queue + prefill + deliver = TTFT; all but deliver (which runs beside what
-        follows it) = E2E. A request that was started again before its first token has all its waits in
-        `queue` and all its prefills in `prefill`; after the first token they are `resume`.
+        follows it) = the time until `ended_at`. A request that was started again before its first token has all its
+        waits in `queue` and all its prefills in `prefill`; after the first token they are `resume`.
         """
         stages: dict[str, int] = {}
         end = _us(now if self.ended_at is None else self.ended_at)
@@ -212,6 +228,12 @@ class Timeline:
         """Received to the first token at the coordinator, in microseconds: TTFT without `deliver`."""
         return self._us_after_received(self.first_token_at)
 
+    def e2e_us(self, now: float) -> int:
+        """Received to the last output's being ready, in microseconds; until `now` if it is not ended. It is never less
+        than the TTFT: an answer that is handed over whole has both when that is done."""
+        end = _us(now if self.ended_at is None else self.ended_at)
+        return max(end - _us(self.received_at), self.ttft_us or 0)
+
     def _us_after_received(self, at: float | None) -> int | None:
         return None if at is None else _us(at) - _us(self.received_at)
 
@@ -219,9 +241,9 @@ class Timeline:
         """The timeline as JSON values; seconds are whole microseconds.
 
         `first_token_s` is the prefill pool's doing; `ttft_s` is what the client saw, which for an answer that is not
-        streamed is all of it. `prefill` and `transfer` are the last attempt's, `attempts` has them all.
+        streamed is all of it; `e2e_s` is as in `e2e_us`. `prefill` and `transfer` are the last attempt's, `attempts`
+        has them all.
         """
-        ended = now if self.ended_at is None else self.ended_at
         last = self.attempts[-1] if self.attempts else None
         return {
             "request_id": self.request_id,
@@ -233,7 +255,7 @@ class Timeline:
             "num_output_tokens": self.num_output_tokens,
             "first_token_s": _seconds(self.first_token_us),
             "ttft_s": _seconds(self.ttft_us),
-            "e2e_s": (_us(ended) - _us(self.received_at)) / 1e6,
+            "e2e_s": self.e2e_us(now) / 1e6,
             "stages_s": {name: us / 1e6 for name, us in self.stages_us(now).items()},
             "prefill": None if last is None or last.prefill is None else _prefill_json(last.prefill),
             "transfer": None if last is None or last.handoff is None else _transfer_json(last.handoff),

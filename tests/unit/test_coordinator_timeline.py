@@ -29,9 +29,34 @@ def test_the_time_to_the_first_token_is_told_apart_from_the_hand_over_of_a_whole
     driver.token("D", 1, FinishReason.LENGTH)
     driver.do(Delivered("r"))
     values = driver.core.timeline("r").to_json(driver.now)
-    assert (values["first_token_s"], values["ttft_s"]) == (0.253, 1.003)
+    assert (values["first_token_s"], values["ttft_s"], values["e2e_s"]) == (0.253, 1.003, 1.003)
     assert values["stages_s"]["deliver"] == 0.75
     driver.assert_empty()
+
+
+def test_no_first_output_comes_after_the_last_however_late_it_was_handed_over(driver: CoreDriver) -> None:
+    """A whole answer, or the only token of a stream, is with the connection a moment after it was ready."""
+    driver.pair()
+    driver.submit(max_tokens=1)
+    driver.token("P", 0, FinishReason.LENGTH)
+    ready_s = driver.core.timeline("r").to_json(driver.now)["e2e_s"]
+    driver.now += 0.25
+    driver.do(Delivered("r"))
+    driver.now = 99.0
+    values = driver.core.timeline("r").to_json(driver.now)
+    assert values["ttft_s"] == values["e2e_s"] == ready_s + 0.25
+    driver.answer_cancels()
+    driver.assert_empty()
+
+
+def test_a_route_says_what_its_costs_count(driver: CoreDriver) -> None:
+    driver.pair()
+    driver.submit()
+    route = driver.core.timeline("r").to_json(driver.now)["attempts"][0]["route"]
+    assert [(c["worker"], c["cost_unit"]) for c in route] == [
+        ("P", "prompt tokens"),
+        ("D", "share of the worker"),
+    ]
 
 
 def test_the_stages_add_up_to_what_the_client_saw(driver: CoreDriver) -> None:
