@@ -12,6 +12,7 @@ import sys
 from collections.abc import Sequence
 
 from twinpool import __version__
+from twinpool.commands.arguments import CommandParser
 from twinpool.errors import ConfigError, ModelError, TwinpoolError
 
 COMMANDS = (
@@ -39,7 +40,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         arguments = with_part(arguments)
     try:
-        args = _parser(arguments).parse_args(arguments)
+        args, unknown = _parser(arguments).parse_known_args(arguments)
+        if unknown:
+            args.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
         status: int = args.run(args)
     except (ConfigError, ModelError) as exc:
         print(f"twinpool: {exc}", file=sys.stderr)
@@ -55,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     """Knows the command that `arguments` begin with, or if there is none, all: what the others import takes time that a
     server's start need not."""
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="twinpool",
         description="Serves language models with prefill and decode on two separate pools of workers.",
         epilog="Start with `twinpool serve`; then `twinpool chat` in another terminal.",
@@ -66,5 +69,5 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     for name in (named,) if named in COMMANDS else COMMANDS:
         command = importlib.import_module(f"twinpool.commands.{name}")
         subparser: argparse.ArgumentParser = command.add_parser(subparsers)
-        subparser.set_defaults(run=command.run)
+        subparser.set_defaults(run=command.run, parser=subparser)
     return parser
