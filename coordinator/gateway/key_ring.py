@@ -97,6 +97,12 @@ class KeyRing:
         where = f"--api-keys {self._path}" if self._path else "TWINPOOL_API_KEYS"
         if not (keys.hashes or self._fixed):
             raise ConfigError(f"{where} has no key; make one with `twinpool api-key new --tenant NAME`")
+        if keyless := keys.tenants.keys() - {known.tenant for known in (*self._fixed, *keys.hashes)}:
+            name = min(keyless)
+            raise ConfigError(
+                f"{where} has [tenant.{name}], but no key of {name!r}; correct the name, leave the table out, "
+                f"or make a key with `twinpool api-key new --tenant {name} --file {self._path}`"
+            )
         self._keys = keys
         log.info("%d API key(s) of %d tenant(s)", len(self._all), len({h.tenant for h in self._all}))
 

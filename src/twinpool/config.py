@@ -24,6 +24,7 @@ MOST_SECONDS = 1e6
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _NAME_ALLOWED = "1 to 64 letters, digits, - and _"
 _LOOPBACK = re.compile(r"127(\.\d{1,3}){3}|localhost|\[?::1\]?|lo")
+_ZMQ_ADDRESS = re.compile(r"tcp://.+:(\d{1,5}|\*)|ipc://.+")
 _DEVICE = re.compile(r"auto|cpu|cuda(:\d{1,4})?")
 
 
@@ -80,6 +81,12 @@ def is_loopback(address: str) -> bool:
         return True
     host = address.removeprefix("tcp://").rpartition(":")[0] if address.startswith("tcp://") else address
     return _LOOPBACK.fullmatch(host) is not None
+
+
+def require_zmq_address(setting: str, address: str) -> None:
+    """Raises ConfigError unless `address` looks like one that ZeroMQ connects to or listens on."""
+    require(setting, address, _ZMQ_ADDRESS.fullmatch(address) is not None,
+            "an address like tcp://10.0.0.1:7000")  # fmt: skip
 
 
 def require(setting: str, value: object, ok: bool, allowed: str) -> None:
@@ -142,8 +149,8 @@ class EngineConfig:
                 f"1 to {MOST_WORKERS}")  # fmt: skip
         require("--workers-on-device", self.workers_on_device, _is_count(self.workers_on_device, MOST_WORKERS),
                 f"1 to {MOST_WORKERS}")  # fmt: skip
-        require("--max-model-len", self.max_model_len, _is_count(self.max_model_len, MOST_TOKENS),
-                "1 up to the model's own context")  # fmt: skip
+        require("--max-model-len", self.max_model_len, _is_count(self.max_model_len, MOST_TOKENS, 2),
+                "2 (a token of prompt and one of output) up to the model's own context")  # fmt: skip
         require("--threads", self.threads, _is_count(self.threads, MOST_THREADS), f"1 to {MOST_THREADS}")
         require("--cores", self.cpu_cores, all(_is_count(core, MOST_CORES, 0) for core in self.cpu_cores),
                 "core numbers, from 0")  # fmt: skip
@@ -222,8 +229,7 @@ class LinkConfig:
 
     def __post_init__(self) -> None:
         require("--id", self.worker_id, is_name(self.worker_id), _NAME_ALLOWED)
-        require("--connect", self.coordinator, self.coordinator.startswith(("tcp://", "ipc://")),
-                "an address like tcp://10.0.0.1:7000")  # fmt: skip
+        require_zmq_address("--connect", self.coordinator)
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,6 +279,7 @@ class CoordinatorConfig:
     join_token: JoinToken = field(default_factory=JoinToken.fresh, compare=False)
 
     def __post_init__(self) -> None:
+        require_zmq_address("--control", self.control)
         require("--max-queue-requests", self.max_queue_requests, self.max_queue_requests >= 1, "1 or more")
         require("--max-queue-tokens", self.max_queue_tokens, self.max_queue_tokens >= 1, "1 or more")
         require("--port", self.port, 0 <= self.port <= 65535, "0 to 65535 (0 takes any free one)")

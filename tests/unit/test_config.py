@@ -39,7 +39,14 @@ HUGE = 10**20
         (TransferConfig, "deployment", "--deployment", ("", "../x", "x" * 65)),
         (TransferConfig, "host", "--kv-host", ("",)),
         (LinkConfig, "worker_id", "--id", ("", "a/b", "a b", "ä", "x" * 300)),
-        (LinkConfig, "coordinator", "--connect", ("", "127.0.0.1:7000", "http://127.0.0.1:7000")),
+        (LinkConfig, "coordinator", "--connect", ("", "127.0.0.1:7000", "http://127.0.0.1:7000", "tcp://a")),
+        (EngineConfig, "max_model_len", "--max-model-len", (-1, 0, 1, HUGE)),
+        (
+            CoordinatorConfig,
+            "control",
+            "--control",
+            ("", "foo", "10.0.0.1:7000", "tcp://10.0.0.1", "tcp://a:port"),
+        ),
         (SchedulerConfig, "token_budget", "--token-budget", (-1, 0, HUGE)),
         (SchedulerConfig, "max_num_seqs", "--max-num-seqs", (-1, 0, HUGE)),
         (SchedulerConfig, "headroom_tokens", "--headroom-tokens", (-1, HUGE)),
@@ -68,7 +75,9 @@ def test_a_silly_value_is_named(config: Any, field: str, flag: str, values: tupl
         assert str(refused.value).startswith(f"{flag} is {value!r}; allowed: ")
 
 
-@pytest.mark.parametrize("flag", ["--faults=fire=1", "--threads=0", "--device=tpu", "--max-model-len=0"])
+@pytest.mark.parametrize(
+    "flag", ["--faults=fire=1", "--threads=0", "--device=tpu", "--max-model-len=1", "--control=foo"]
+)
 def test_serve_refuses_what_a_worker_would_before_it_starts_anything(
     flag: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

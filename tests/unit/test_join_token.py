@@ -65,6 +65,7 @@ def test_a_new_file_is_for_its_owner_only_and_no_file_is_overwritten(
     file = tmp_path / "token"
     assert main(["join-token", str(file)]) == 0
     assert file.stat().st_mode & 0o777 == 0o600
+    assert capsys.readouterr().out.startswith(f"{file}: a new join token, for its owner only; give it as")
     token = given_token(flags(file))
     assert main(["join-token", str(file)]) == 2
     assert "name a new file" in capsys.readouterr().err

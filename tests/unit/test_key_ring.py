@@ -135,6 +135,20 @@ def test_a_file_that_is_wrong_stops_the_start(tmp_path: Path, text: str, told: s
     assert "\n" not in str(failure.value)
 
 
+def test_a_tenant_that_nobody_has_a_key_of_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "keys.toml"
+    append_key(path, "acme", new_key())
+    with path.open("a") as file:
+        file.write("[tenant.acmee]\nweight = 2\n")
+    with pytest.raises(
+        ConfigError, match=r"has \[tenant.acmee\], but no key of 'acmee'; .*--tenant acmee --file"
+    ):
+        KeyRing(str(path))
+    KeyRing(str(path), f"acmee:{new_key()}")
+    append_key(path, "acmee", new_key())
+    KeyRing(str(path))
+
+
 @pytest.mark.parametrize("mode", [0o604, 0o602, 0o620, 0o666])
 def test_a_file_that_is_open_to_others_is_refused(tmp_path: Path, mode: int) -> None:
     path = write(tmp_path / "keys.toml", "", mode)

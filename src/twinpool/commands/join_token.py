@@ -7,7 +7,7 @@ import os
 import stat
 from pathlib import Path
 
-from twinpool.config import is_loopback
+from twinpool.config import is_loopback, require_zmq_address
 from twinpool.errors import ConfigError
 from twinpool.join_token import VARIABLE, JoinToken
 
@@ -42,6 +42,10 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(
             f"FILE is {args.file!r}, which cannot be made ({exc.strerror}); name a new file in a folder of yours"
         ) from exc
+    print(
+        f"{args.file}: a new join token, for its owner only; give it as --join-token-file to `twinpool serve` and, "
+        "copied, to each `twinpool worker`"
+    )
     return 0
 
 
@@ -70,8 +74,10 @@ def token_to_serve_with(args: argparse.Namespace) -> JoinToken:
     """The given token; a fresh one if there is none and only this host can reach `--control`.
 
     Raises:
-        ConfigError: as `given_token`, or other hosts can reach it and there is no token that they could have.
+        ConfigError: as `given_token`, or other hosts can reach it and there is no token that they could have, or it is
+            no address.
     """
+    require_zmq_address("--control", args.control)
     if (token := given_token(args)) is not None:
         return token
     if not is_loopback(args.control):
