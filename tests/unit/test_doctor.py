@@ -12,7 +12,7 @@ import pytest
 
 from twinpool.commands import doctor
 from twinpool.commands.doctor import KNOWN_MODELS, examine, what_fits
-from twinpool.commands.machine import Gpu, Machine
+from twinpool.commands.machine import CpuKernels, Gpu, Machine
 from twinpool.config import EngineConfig
 from twinpool.engine.kv_memory import pool_size
 from twinpool.layout import Dtype, KVLayout
@@ -32,10 +32,28 @@ PLAIN = Machine(
     gpus=(),
     ucx_transports=("cuda_ipc", "posix", "tcp"),
     ucx_problem=None,
+    kernels=CpuKernels(
+        has_tiles=True,
+        has_pair_products=True,
+        uses_tiles=True,
+        tiles_setting=None,
+        directory="/cache",
+        num_stacks=2,
+    ),
 )
+WITH_GPU = replace(PLAIN, gpus=(Gpu("a device", 80 * GIB, 79 * GIB, "9.0"),))
+
+
+def kernels(**changes: object) -> Machine:
+    assert PLAIN.kernels is not None
+    return replace(PLAIN, kernels=replace(PLAIN.kernels, **changes))  # type: ignore[arg-type]
+
+
 LACKS = {
     "software": replace(PLAIN, packages={}),
     "processor": replace(PLAIN, usable_cores=1),
+    "cpu kernels": kernels(uses_tiles=False),
+    "compiled code": kernels(num_stacks=0),
     "memory": replace(PLAIN, usable_memory_bytes=GIB, memory_limit_bytes=GIB),
     "shared memory": replace(PLAIN, shm_free_bytes=64 << 20),
     "devices": PLAIN,
@@ -48,8 +66,31 @@ def test_each_lack_comes_with_advice(topic: str) -> None:
     assert {f.topic for f in examine(LACKS[topic]) if f.advice is not None} == {topic, "devices"}
 
 
+@pytest.mark.parametrize(
+    ("machine", "words"),
+    [
+        (PLAIN, "bfloat16 products in matrix tiles (AMX); --weights int8 is possible"),
+        (WITH_GPU, "--weights int8 is possible with --device cpu"),
+        (
+            kernels(uses_tiles=False, has_tiles=False),
+            "in AVX512-BF16's pair products, not in matrix tiles (AMX): the",
+        ),
+        (kernels(uses_tiles=False, has_tiles=False, has_pair_products=False), "float32 vectors"),
+        (kernels(uses_tiles=False, tiles_setting="0"), "(AMX): TWINPOOL_AMX is 0;"),
+        (kernels(uses_tiles=False, tiles_setting="1"), "but this process may not use them"),
+        (replace(PLAIN, kernels=None), "--weights int8 is not possible"),
+        (kernels(num_stacks=1), "the decoder of this version in 1 variant, in /cache"),
+        (kernels(num_stacks=0), "none yet of this version in /cache"),
+        (kernels(directory=None, num_stacks=0), "cannot be kept"),
+    ],
+)
+def test_the_kernels_of_the_processor_are_told(machine: Machine, words: str) -> None:
+    told = [f.words for f in examine(machine) if f.topic in ("cpu kernels", "compiled code")]
+    assert sum(words in line for line in told) == 1
+
+
 def test_a_machine_with_a_gpu_lacks_nothing() -> None:
-    machine = replace(PLAIN, gpus=(Gpu("a device", 80 * GIB, 79 * GIB, "9.0"),), native_bf16=False)
+    machine = replace(WITH_GPU, native_bf16=False, kernels=None)
     assert [f for f in examine(machine) if f.advice is not None] == []
     assert any("a device (79 GiB of 80 GiB free" in f.words for f in examine(machine))
 
@@ -116,6 +157,7 @@ def test_the_command_reports_this_machine_as_json() -> None:
     )
     assert child.returncode == 0, child.stderr
     report = json.loads(child.stdout)
+    assert {finding["topic"] for finding in report["findings"]} >= {"cpu kernels", "compiled code"}
     assert report["machine"]["usable_cores"] >= 1
     assert 0 < report["machine"]["usable_memory_bytes"] <= report["machine"]["memory_bytes"]
     assert set(report["copy_gb_per_s"]) == {"memory", "shared_memory", "loopback_tcp"}

@@ -118,6 +118,8 @@ def examine(machine: Machine) -> list[Finding]:
     return [
         _python(machine),
         _processor(machine),
+        _cpu_kernels(machine),
+        _compiled_code(machine),
         _memory(machine),
         _shared_memory(machine),
         _devices(machine),
@@ -173,6 +175,47 @@ def _processor(machine: Machine) -> Finding:
             "processor", words, "models run in float32 here: twice the memory, about half the speed"
         )
     return Finding("processor", words)
+
+
+def _cpu_kernels(machine: Machine) -> Finding:
+    kernels, topic = machine.kernels, "cpu kernels"
+    if kernels is None:
+        lacks = "torch" in machine.packages and not machine.gpus
+        advice = "on the processor models run many times slower; install numba" if lacks else None
+        return Finding(topic, "plain torch: nothing compiles them; --weights int8 is not possible", advice)
+    int8 = "--weights int8 is possible" + (" with --device cpu" if machine.gpus else "")
+    if kernels.uses_tiles:
+        return Finding(topic, f"bfloat16 products in matrix tiles (AMX); {int8}")
+    vectors = "AVX512-BF16's pair products" if kernels.has_pair_products else "float32 vectors"
+    words = f"bfloat16 products in {vectors}, not in matrix tiles (AMX): {{}}; {int8}"
+    if not kernels.has_tiles:
+        return Finding(topic, words.format("the processor has none"))
+    if kernels.tiles_setting == "0":
+        return Finding(topic, words.format("TWINPOOL_AMX is 0"))
+    advice = (
+        "prompts take longer; Linux 5.16 or later grants them, unless a container filters the system call arch_prctl "
+        "or NUMBA_CPU_FEATURES leaves them out"
+    )
+    words = words.format("the processor has them, but this process may not use them")
+    return Finding(topic, words, None if machine.gpus else advice)
+
+
+def _compiled_code(machine: Machine) -> Finding:
+    kernels, topic = machine.kernels, "compiled code"
+    if kernels is None:
+        return Finding(topic, "none")
+    if kernels.directory is None:
+        advice = (
+            "each start compiles for tens of seconds; set XDG_CACHE_HOME to a folder that can be written to"
+        )
+        return Finding(topic, "cannot be kept", None if machine.gpus else advice)
+    if not kernels.num_stacks:
+        advice = "`twinpool fetch` compiles (tens of seconds), as does the first `twinpool serve`"
+        return Finding(
+            topic, f"none yet of this version in {kernels.directory}", None if machine.gpus else advice
+        )
+    variants = f"{kernels.num_stacks} variant{'s' if kernels.num_stacks > 1 else ''}"
+    return Finding(topic, f"the decoder of this version in {variants}, in {kernels.directory}")
 
 
 def _memory(machine: Machine) -> Finding:

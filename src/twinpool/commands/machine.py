@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import json
+import os
 import platform
 import shutil
 import subprocess
@@ -16,7 +17,7 @@ import psutil
 
 from twinpool.coordinator.launch import usable_cores
 from twinpool.engine.kv_memory import free_host_memory
-from twinpool.engine.processor import processor
+from twinpool.engine.processor import Processor, processor
 
 _CHILD_TIMEOUT_S = 30.0
 _PACKAGES = ("torch", "transformers", "tokenizers", "numba", "triton", "ucxx-cu12", "ucxx-cu13", "ucxx")
@@ -34,11 +35,30 @@ class Gpu:
 
 
 @dataclass(frozen=True, slots=True)
+class CpuKernels:
+    """What kernels are compiled to on this processor, and where that is kept.
+
+    `has_tiles` and `has_pair_products`: the processor has AMX for bfloat16, and AVX512-BF16. `uses_tiles`: this process
+    may use the former; `tiles_setting` is what TWINPOOL_AMX says, if anything. `directory` is None if compiled code
+    cannot be kept; `num_stacks` is in how many variants (element types, formats of weights) the decoder of this version
+    is there.
+    """
+
+    has_tiles: bool
+    has_pair_products: bool
+    uses_tiles: bool
+    tiles_setting: str | None
+    directory: str | None
+    num_stacks: int
+
+
+@dataclass(frozen=True, slots=True)
 class Machine:
     """One look at this machine. Sizes in bytes; None where the system does not tell.
 
     `usable_memory_bytes` is what this process can still get: free memory, bounded by its control group.
     `packages` has the versions of those that are installed. `ucx_transports` are UCX's own names.
+    `kernels` is None without torch or numba.
     """
 
     system: str
@@ -54,6 +74,7 @@ class Machine:
     gpus: tuple[Gpu, ...]
     ucx_transports: tuple[str, ...]
     ucx_problem: str | None
+    kernels: CpuKernels | None
 
 
 def look() -> Machine:
@@ -74,6 +95,7 @@ def look() -> Machine:
         gpus=_gpus(),
         ucx_transports=ucx_transports,
         ucx_problem=ucx_problem,
+        kernels=_kernels(cpu),
     )
 
 
@@ -82,6 +104,24 @@ def _version(package: str) -> str | None:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return None
+
+
+def _kernels(cpu: Processor) -> CpuKernels | None:
+    if any(importlib.util.find_spec(name) is None for name in ("torch", "numba", "llvmlite")):
+        return None
+    from twinpool.engine.models.stack import run_layers
+    from twinpool.kernels import amx, compiler, jit
+
+    directory = str(compiler.numba.config.CACHE_DIR) if jit.KEEPS_COMPILED_CODE else None
+    entries = f"{run_layers.__module__.rpartition('.')[2]}.{run_layers.__name__}-*.nbc"
+    return CpuKernels(
+        has_tiles=cpu.features >= {"amx_tile", "amx_bf16"},
+        has_pair_products="avx512_bf16" in cpu.features,
+        uses_tiles=amx.USES_AMX,
+        tiles_setting=os.environ.get(amx.VARIABLE),
+        directory=directory,
+        num_stacks=0 if directory is None else len(list(Path(directory).glob(f"*/{entries}"))),
+    )
 
 
 def _memory_limit_file() -> Path | None:
