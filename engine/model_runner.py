@@ -217,17 +217,20 @@ class ModelRunner:
         return self._model.forward(token_ids, batch, self.kv, torch.from_numpy(rows), layer_done)
 
 
-def compile_kernels(model_dir: Path) -> None:
-    """Compiles what a worker on this CPU would at its first start, for each element type that it can serve in.
+def compile_kernels(model_dir: Path, weights: str = "auto") -> None:
+    """Compiles what a worker on this CPU would at its first start with such `weights`, for each element type that it
+    can serve in.
 
     Raises:
         ModelError: the model cannot be read or run.
+        ConfigError: not with such weights.
     """
     types = sorted({resolve_dtype("auto", torch.device("cpu")), Dtype.FLOAT32})
     for dtype in types:
         config = EngineConfig(
-            str(model_dir), dtype, "cpu", num_blocks=_WARM_UP_BLOCKS, max_model_len=_WARM_UP_CONTEXT
-        )
+            str(model_dir), dtype, "cpu", num_blocks=_WARM_UP_BLOCKS, max_model_len=_WARM_UP_CONTEXT,
+            weights=weights,
+        )  # fmt: skip
         ModelRunner.load(config, lambda num_bytes: memoryview(bytearray(num_bytes))).warm_up()
 
 

@@ -18,6 +18,7 @@ import uvloop
 
 from twinpool import collector
 from twinpool.config import Role, TransportName, WorkerConfig
+from twinpool.engine.compilation import noticing_compilation
 from twinpool.engine.host_memory import host_memory
 from twinpool.engine.model_runner import Allocate, ModelRunner
 from twinpool.errors import (
@@ -29,6 +30,7 @@ from twinpool.errors import (
     TwinpoolError,
     WorkerDenied,
 )
+from twinpool.kernels.jit import KEEPS_COMPILED_CODE
 from twinpool.kv_transfer import shm_pool, transports
 from twinpool.kv_transfer.connector import KVRegion, LocalEnd
 from twinpool.kv_transfer.life import Life
@@ -128,8 +130,9 @@ async def _run(config: WorkerConfig, make_core: CoreFactory) -> int:
         return host_memory(num_bytes)
 
     try:
-        runner = await asyncio.to_thread(load_runner, config, allocate)
-        await asyncio.to_thread(runner.warm_up, most_captured_decodes(config))
+        with noticing_compilation(_say_compiling):
+            runner = await asyncio.to_thread(load_runner, config, allocate)
+            await asyncio.to_thread(runner.warm_up, most_captured_decodes(config))
         if config.strict and runner.why_no_graphs:
             raise ConfigError(
                 f"--strict: {runner.why_no_graphs}; with --enforce-eager that is what was asked for"
@@ -158,6 +161,15 @@ async def _run(config: WorkerConfig, make_core: CoreFactory) -> int:
             pool.close()
         if life is not None:
             life.close()
+
+
+def _say_compiling() -> None:
+    kept = (
+        "and kept for the next start" if KEEPS_COMPILED_CODE else "at each start (twinpool doctor says why)"
+    )
+    log.info(
+        "kernels are compiled for this processor, --dtype and --weights, %s; that takes tens of seconds", kept
+    )
 
 
 def _timed_steps(runner: ModelRunner, config: WorkerConfig) -> list[StepTimed]:

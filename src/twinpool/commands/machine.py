@@ -12,6 +12,7 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -112,7 +113,8 @@ def _kernels(cpu: Processor) -> CpuKernels | None:
     from twinpool.engine.models.stack import run_layers
     from twinpool.kernels import amx, compiler, jit
 
-    directory = str(compiler.numba.config.CACHE_DIR) if jit.KEEPS_COMPILED_CODE else None
+    settings: Any = compiler.numba.config
+    directory = str(settings.CACHE_DIR) if jit.KEEPS_COMPILED_CODE else None
     entries = f"{run_layers.__module__.rpartition('.')[2]}.{run_layers.__name__}-*.nbc"
     return CpuKernels(
         has_tiles=cpu.features >= {"amx_tile", "amx_bf16"},
