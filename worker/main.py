@@ -100,6 +100,13 @@ def require_kv_host(config: WorkerConfig) -> None:
             ) from exc
 
 
+def require_graphs(config: WorkerConfig, why_none: str) -> None:
+    """Raises ConfigError in strict mode if decode steps are not the CUDA graphs that they were to be: `why_none` says
+    why, or is empty."""
+    if config.strict and why_none:
+        raise ConfigError(f"--strict: {why_none}; with --enforce-eager that is what was asked for")
+
+
 async def _run(config: WorkerConfig, make_core: CoreFactory) -> int:
     loop = asyncio.get_running_loop()
     shell: WorkerShell | None = None
@@ -133,10 +140,7 @@ async def _run(config: WorkerConfig, make_core: CoreFactory) -> int:
         with noticing_compilation(_say_compiling):
             runner = await asyncio.to_thread(load_runner, config, allocate)
             await asyncio.to_thread(runner.warm_up, most_captured_decodes(config))
-        if config.strict and runner.why_no_graphs:
-            raise ConfigError(
-                f"--strict: {runner.why_no_graphs}; with --enforce-eager that is what was asked for"
-            )
+        require_graphs(config, runner.why_no_graphs)
         if not asked_to_stop:
             pool = shared[0] if shared else None
             parts = worker_parts(config, make_core, runner, end, pool, life.name if life else "")

@@ -14,7 +14,7 @@ from twinpool.errors import ConfigError
 from twinpool.kv_transfer.connector import LocalEnd
 from twinpool.kv_transfer.probe import PROBE_BYTES
 from twinpool.prefill_pool.core import PrefillCore
-from twinpool.worker.main import load_runner, require_kv_host, worker_parts
+from twinpool.worker.main import load_runner, require_graphs, require_kv_host, worker_parts
 
 NUM_BLOCKS = 40
 SCHEDULER = SchedulerConfig()
@@ -65,3 +65,20 @@ def test_a_host_that_no_socket_can_listen_on_is_refused_before_the_model_is_load
     with pytest.raises(ConfigError, match=r"--kv-host is '192\.0\.2\.77'"):
         require_kv_host(config)
     require_kv_host(replace(config, transfer=TransferConfig(host="127.0.0.1")))
+
+
+def test_a_model_that_can_have_no_graphs_is_refused_in_strict_mode_only() -> None:
+    config = WorkerConfig(
+        role=Role.DECODE,
+        link=LinkConfig("tcp://127.0.0.1:1", "worker-0", TEST_TOKEN),
+        engine=EngineConfig("/nowhere"),
+        scheduler=SCHEDULER,
+        transfer=TransferConfig(),
+    )
+    require_graphs(config, "this model runs through transformers")
+    strict = replace(config, strict=True)
+    require_graphs(strict, "")
+    with pytest.raises(
+        ConfigError, match="--strict: this model runs through transformers; with --enforce-eager"
+    ):
+        require_graphs(strict, "this model runs through transformers")
