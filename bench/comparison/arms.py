@@ -17,6 +17,8 @@ from twinpool.config import require
 COLOCATED_WHOLE, COLOCATED_CHUNKED, HYBRID = "colocated-whole", "colocated-chunked", "hybrid"
 _SPLIT = re.compile(r"(\d+)p(\d+)d(-hybrid)?")
 _COLOCATED = re.compile(r"(?:(\d+)x)?colocated-(whole|chunked)(?:-(\d+))?")
+_NAME = re.compile(r"[\w.+-]+")
+"""Of a log file and in request ids."""
 _ALLOWED = (
     "colocated-whole, colocated-chunked (tuned), colocated-chunked-TOKENS, KxCOLOCATED for K workers, xPyD like 1p1d, "
     "xPyD-hybrid, NAME=URL of a running server, or NAME=ARGS as `twinpool serve` takes them"
@@ -58,13 +60,14 @@ def parse_arm(text: str, max_model_len: int) -> Arm:
         ConfigError: it names none.
     """
     name, separator, rest = text.partition("=")
+    if separator:
+        allowed = "a NAME of letters, digits and . _ + - before the ="
+        require("--arms", text, _NAME.fullmatch(name) is not None, allowed)
     if separator and rest.startswith(("http://", "https://")):
-        require("--arms", text, bool(name) and bool(urlsplit(rest).hostname), "NAME=http://HOST:PORT")
+        require("--arms", text, bool(urlsplit(rest).hostname), "NAME=http://HOST:PORT")
         return Arm(name, url=rest.rstrip("/"))
     if separator:
-        require(
-            "--arms", text, bool(name) and rest.strip().startswith("--"), "NAME=--FLAGS of twinpool serve"
-        )
+        require("--arms", text, rest.strip().startswith("--"), "NAME=--FLAGS of twinpool serve")
         flags = rest.split()
         return Arm(name, tuple(flags), num_workers=_num_workers(flags))
     lower = text.lower()

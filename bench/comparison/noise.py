@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import os
+import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import psutil
 
+from twinpool.bench.reports.model import Table
+
+OTHERS_SHARE, STOLEN_SHARE = 0.1, 0.03
+"""More of all cores, in any run, deserves a warning."""
 _CALIBRATION_BYTES = 64 << 20
 _REPEATS = 3
 _NEAR, _PRODUCTS = 4096, 2000
@@ -71,6 +76,46 @@ class NoiseMeter:
             load_average=os.getloadavg()[0],
             pace=self._pace,
         )
+
+
+def noise_table(noises: Mapping[str, Sequence[Noise]]) -> Table:
+    """A row for each arm, from its trials; each trial's own noise is in its run's settings."""
+    rows = tuple((name, *(f"{value:.3g}" for value in _row(found))) for name, found in noises.items())
+    return Table(
+        title="What else the machine did",
+        columns=(
+            "arm", "others' CPU, %", "most in one run, %", "stolen, %", "memory, GB/s", "its spread, %",
+            "products, GFLOP/s",
+        ),
+        rows=rows,
+        note="While loads ran, of all cores: what neither the arm's server nor the load generator used (idle servers "
+        "of other arms did). Memory and products: one core's pace right before each run; if it spreads, so do results.",
+    )  # fmt: skip
+
+
+def noise_warnings(noises: Mapping[str, Sequence[Noise]]) -> list[str]:
+    """What should not have been, in words."""
+    found = [noise for each in noises.values() for noise in each]
+    words = []
+    if (share := max(noise.others_share for noise in found)) > OTHERS_SHARE:
+        words.append(f"other programs used up to {share:.0%} of the cores while a load ran; end them")
+    if (share := max(noise.stolen_share for noise in found)) > STOLEN_SHARE:
+        words.append(f"other machines on this host took up to {share:.0%} of the cores while a load ran")
+    return words
+
+
+def _row(found: Sequence[Noise]) -> list[float]:
+    memory = [noise.pace.memory_gbps for noise in found]
+    middle = statistics.median(memory)
+    others = [100 * noise.others_share for noise in found]
+    return [
+        statistics.fmean(others),
+        max(others),
+        100 * statistics.fmean(noise.stolen_share for noise in found),
+        middle,
+        100 * (max(memory) - min(memory)) / middle,
+        statistics.median(noise.pace.arithmetic_gflops for noise in found),
+    ]
 
 
 def _timed(work: Callable[[], object]) -> float:

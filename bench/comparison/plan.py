@@ -7,9 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from twinpool.bench.comparison.arms import Arm
-from twinpool.bench.comparison.measures import P99_ITL, measures, seen
-from twinpool.bench.comparison.stand import Interrupted, Trial
-from twinpool.bench.comparison.statistics import Repetition, Scale, compare
+from twinpool.bench.comparison.measures import p99_itl_half_width
+from twinpool.bench.comparison.stand import Trial
 from twinpool.bench.comparison.workloads import Load
 from twinpool.bench.serving.record import Run
 from twinpool.bench.serving.workload import PlannedRequest
@@ -22,42 +21,41 @@ TIGHT = 0.05
 
 @dataclass(slots=True)
 class Trials:
-    """All trials of one workload: `by_arm[name][r]` is repetition r."""
+    """All trials of one workload: `by_arm[name][r]` is repetition r, of which every arm has as many.
+
+    `arms[0]` is the baseline.
+    """
 
     load: Load
-    by_arm: dict[str, list[Trial]] = field(default_factory=dict)
-    was_interrupted: bool = False
+    arms: tuple[Arm, ...]
+    by_arm: dict[str, list[Trial]] = field(init=False)
 
-    def runs(self, arm: str) -> list[Run]:
+    def __post_init__(self) -> None:
+        self.by_arm = {arm.name: [] for arm in self.arms}
+
+    def runs(self, arm: Arm) -> list[Run]:
         """An arm's repetitions."""
-        return [trial.run for trial in self.by_arm.get(arm, [])]
+        return [trial.run for trial in self.by_arm[arm.name]]
 
     @property
     def num_repetitions(self) -> int:
-        """How many there are: each arm has them all."""
-        return min((len(trials) for trials in self.by_arm.values()), default=0)
+        """How many there are."""
+        return len(self.by_arm[self.arms[0].name])
 
-    def pairs(self, baseline: str, other: str) -> list[tuple[Run, Run]]:
-        """Runs of the same requests on two arms."""
-        return list(zip(self.runs(baseline), self.runs(other), strict=False))
+    def pairs(self, other: Arm) -> list[tuple[Run, Run]]:
+        """Runs of the same requests on the baseline and another arm."""
+        return list(zip(self.runs(self.arms[0]), self.runs(other), strict=True))
 
-    def is_tight(self, baseline: str) -> bool:
+    @property
+    def is_tight(self) -> bool:
         """Whether every other arm's p99 ITL is known to a twentieth, relative to the baseline's."""
-        if self.num_repetitions < FEWEST:
-            return False
-        for other in self.by_arm:
-            if other == baseline:
-                continue
-            repetitions = [Repetition(seen(a, None), seen(b, None)) for a, b in self.pairs(baseline, other)]
-            count = len(measures(self.load.slo))
-            if compare(repetitions, P99_ITL.relative, Scale.RATIO, num_measures=count).half_width > TIGHT:
-                return False
-        return True
+        return self.num_repetitions >= FEWEST and all(
+            p99_itl_half_width(self.pairs(other), self.load.slo) <= TIGHT for other in self.arms[1:]
+        )
 
 
 def repeat(
-    arms: Sequence[Arm],
-    load: Load,
+    trials: Trials,
     run: Callable[[Arm, Sequence[PlannedRequest], str], Trial],
     *,
     seed: int,
@@ -65,33 +63,30 @@ def repeat(
     until: float,
     clock: Callable[[], float] = time.monotonic,
     say: Callable[[str], None] = lambda _text: None,
-) -> Trials:
-    """Loads all arms with the same requests, again and again with others, each time beginning with another arm.
+) -> None:
+    """Loads all arms with the same requests, again and again with others, and adds each whole repetition to `trials`.
 
     Ends after `most` repetitions, when intervals are tight, or when another repetition as long as the longest so far
-    would end after `until` on `clock`. The first is run in any case. `arms[0]` is the baseline. A repetition that is
-    interrupted does not count, and is the last.
+    would end after `until` on `clock`. The first is run in any case. What `run` raises ends it too, and the repetition
+    in which that happens does not count.
     """
-    trials = Trials(load, {arm.name: [] for arm in arms})
+    load, arms = trials.load, trials.arms
     longest_s = 0.0
     for repetition in range(most):
         began = clock()
         if repetition and began + longest_s > until:
-            break
+            say(f"{load.name}: the time is up")
+            return
         requests = load.requests(seed + 1000 * repetition)
         slot = f"{load.name}-{repetition}"
-        try:
-            found = {arm.name: run(arm, requests, slot) for arm in order(arms, repetition)}
-        except Interrupted:
-            trials.was_interrupted = True
-            break
+        found = {arm.name: run(arm, requests, slot) for arm in order(arms, repetition)}
         for name, trial in found.items():
             trials.by_arm[name].append(trial)
         longest_s = max(longest_s, clock() - began)
         say(f"{load.name}: repetition {repetition + 1} took {clock() - began:.0f} s")
-        if trials.is_tight(arms[0].name):
-            break
-    return trials
+        if trials.is_tight:
+            say(f"{load.name}: the intervals are tight")
+            return
 
 
 def order(arms: Sequence[Arm], repetition: int) -> list[Arm]:

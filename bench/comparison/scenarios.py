@@ -14,15 +14,16 @@ import tokenizers
 
 from twinpool.bench.comparison.arms import Arm
 from twinpool.bench.comparison.stand import Stand
-from twinpool.bench.reports.model import Table
-from twinpool.bench.serving.arrivals import Pacing, Process, schedule
+from twinpool.bench.reports.model import ArmReport, Table
 from twinpool.bench.serving.datasets import DatasetSettings, RandomLengths, make_requests
 from twinpool.bench.serving.distributions import percentile
 from twinpool.bench.serving.metrics import itls_s, ttft_s
-from twinpool.bench.serving.record import RequestRecord
+from twinpool.bench.serving.record import RequestRecord, Run
 from twinpool.bench.serving.workload import PlannedRequest
+from twinpool.config import require
 
 APART_S = 0.25
+LEAST_CONTEXT = 1024
 GREW_BY = 1.2
 """A wait has grown if it is so many times what it was alone, and by more than a few milliseconds."""
 GREW_BY_S = 0.005
@@ -58,7 +59,9 @@ class Served:
 
 
 def three_customers(max_model_len: int) -> tuple[Customer, ...]:
-    """B's prompt is of 12,000 tokens, or as long as the model holds."""
+    """B's prompt is of 12,000 tokens, or as long as the model holds. Raises ConfigError if that is not long."""
+    allowed = f"a model that holds {LEAST_CONTEXT:,} tokens, and this one holds {max_model_len:,}"
+    require("--workload", "three-customers", max_model_len >= LEAST_CONTEXT, allowed)
     return (
         Customer("A", 200, 128),
         Customer("B", min(12_000, max_model_len - 256), 256),
@@ -66,28 +69,37 @@ def three_customers(max_model_len: int) -> tuple[Customer, ...]:
     )
 
 
-def serve_customers(
-    arms: Sequence[Arm],
-    customers: Sequence[Customer],
-    stand: Stand,
-    tokenizer: tokenizers.Tokenizer,
-    seed: int,
-) -> list[Served]:
-    """Serves every customer alone, then all together, on each arm. Raises as `Stand.load`."""
+@dataclass(frozen=True, slots=True)
+class Story:
+    """One schedule: each customer on it, and the run in which they came together."""
+
+    arm: Arm
+    served: tuple[Served, ...]
+    together: Run
+
+
+def tell_story(
+    arm: Arm, customers: Sequence[Customer], stand: Stand, tokenizer: tokenizers.Tokenizer, seed: int
+) -> Story:
+    """Serves every customer alone on the arm, then all together. Raises as `Stand.load`."""
     requests = [
         _request(customer, number, tokenizer, seed + number) for number, customer in enumerate(customers)
     ]
-    found = []
-    for arm in arms:
-        stand.load(arm, [_at(requests[0], 0, 0.0)], "customers-warm-up")
-        alone = [
-            stand.load(arm, [_at(request, 0, 0.0)], f"customers-alone-{number}").run.requests[0]
-            for number, request in enumerate(requests)
-        ]
-        close = [_at(request, number, APART_S * number) for number, request in enumerate(requests)]
-        together = stand.load(arm, close, "customers-together").run.requests
-        found += [Served(arm.name, *each) for each in zip(customers, alone, together, strict=True)]
-    return found
+    *short, _ = sorted(requests, key=lambda request: request.input_tokens)
+    stand.load(arm, [_at(request, number, 0.0) for number, request in enumerate(short)], "story-warm-up")
+    alone = [
+        stand.load(arm, [_at(request, 0, 0.0)], f"story-alone-{number}").run.requests[0]
+        for number, request in enumerate(requests)
+    ]
+    close = [_at(request, number, APART_S * number) for number, request in enumerate(requests)]
+    together = stand.load(arm, close, "story-together").run
+    each = zip(customers, alone, together.requests, strict=True)
+    return Story(arm, tuple(Served(arm.name, *found) for found in each), together)
+
+
+def arm_report(story: Story, description: str, command: str) -> ArmReport:
+    """The schedule in a report: its timeline."""
+    return ArmReport(name=story.arm.name, description=description, command=command, runs=(story.together,))
 
 
 def table(served: Sequence[Served]) -> Table:
@@ -95,8 +107,8 @@ def table(served: Sequence[Served]) -> Table:
     return Table(
         title="Customers who come close together",
         columns=(
-            "schedule", "customer", "in", "out", "queue, ms", "prefill, ms", "first output, ms", "alone, ms",
-            "gaps p50, ms", "longest, ms", "alone, ms", "ends with", "grew",
+            "schedule", "customer", "in", "out", "queue, ms", "prefill, ms", "first output, ms", "alone",
+            "gaps p50, ms", "longest, ms", "alone", "ends with", "wait grew",
         ),
         rows=tuple(_row(each) for each in served),
         note=f"They come {APART_S * 1e3:.0f} ms apart. Queue and prefill are the server's stages. A wait grew if it is "
@@ -130,8 +142,7 @@ def _row(each: Served) -> tuple[str, ...]:
 def _request(customer: Customer, number: int, tokenizer: tokenizers.Tokenizer, seed: int) -> PlannedRequest:
     lengths = RandomLengths(input_len=customer.input_tokens, output_len=customer.output_tokens)
     (request,) = make_requests(DatasetSettings(random=lengths), tokenizer, 1, seed)
-    (timed,) = schedule([request], Pacing(Process.BURST), seed)
-    return msgspec.structs.replace(timed, index=number, group=customer.name)
+    return msgspec.structs.replace(request, index=number, group=customer.name)
 
 
 def _at(request: PlannedRequest, index: int, at_s: float) -> PlannedRequest:

@@ -4,8 +4,8 @@ Two sources of chance are kept apart. *Which requests came* is answered by the b
 replacement and, within each, pairs of the same request on both arms. *How a whole run went* (where memory lay, what
 else the machine did) shows between repetitions only, of which there are few; a percentile bootstrap of few clusters is
 too narrow (Hesterberg, "What Teachers Should Know About the Bootstrap", The American Statistician 69, 2015). So the
-interval also covers Student's, over one difference for each repetition. Several measures share one error rate
-(Bonferroni): with no true difference anywhere, all of them together say so in 95 of 100 comparisons.
+interval also covers Student's, over one value for each repetition. Several measures share one error rate (Bonferroni):
+with no true difference anywhere, all of them together say so in 95 of 100 comparisons.
 """
 
 from __future__ import annotations
@@ -18,10 +18,12 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
+from twinpool.bench.comparison.draws import Draws, Statistic, Values, drawn, once_each
+
 Item = TypeVar("Item")
-Measure = Callable[[Sequence[Item]], float]
+Measure = Callable[[Sequence[Item]], Statistic]
 """One figure of an arm's requests; NaN if it cannot be computed from them."""
-Change = Callable[[Sequence[Item], Sequence[Item]], float]
+Change = Callable[[Sequence[Item], Sequence[Item]], Statistic]
 """How one figure differs between an arm's requests and those of another, pair by pair in the same order."""
 NUM_RESAMPLES = 1000
 
@@ -49,6 +51,15 @@ class Repetition(Generic[Item]):
 
     baseline: Sequence[Item]
     other: Sequence[Item]
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A value and its interval, which is infinite where there is one repetition, or a value that is not finite."""
+
+    value: float
+    low: float
+    high: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,37 +108,44 @@ def compare(
     Raises:
         ValueError: no repetition, or one whose arms have not equally many requests.
     """
-    if not repetitions:
-        raise ValueError("no repetition; wanted: at least one")
     for repetition in repetitions:
         if len(repetition.baseline) != len(repetition.other):
             raise ValueError(
                 f"{len(repetition.baseline)} requests on one arm, {len(repetition.other)} on the other; wanted: pairs"
             )
     level = 1 - (1 - confidence) / num_measures
-    found = np.array([change(repetition.baseline, repetition.other) for repetition in repetitions])
-    number = len(found)
-    center = float(found.mean())
-    low, high = -math.inf, math.inf
-    if number > 1 and np.isfinite(found).all():
-        reach = student_quantile(0.5 + level / 2, number - 1) * float(found.std(ddof=1)) / math.sqrt(number)
-        low, high = center - reach, center + reach
-        drawn = _resampled(repetitions, change, seed, num_resamples)
-        drawn = drawn[np.isfinite(drawn)]
-        if len(drawn):
-            edges = np.quantile(drawn, (0.5 - level / 2, 0.5 + level / 2))
-            low, high = min(low, float(edges[0])), max(high, float(edges[1]))
+    changes = [change(repetition.baseline, repetition.other) for repetition in repetitions]
+    sizes = [len(repetition.baseline) for repetition in repetitions]
+    found = _averaged(changes, sizes, level, seed, num_resamples)
+    value, low, high = found.value, found.low, found.high
     if scale is Scale.RATIO:
-        center, low, high = (_exp(value) for value in (center, low, high))
-    return Difference(scale, center, low, high, level, number)
+        value, low, high = (_exp(each) for each in (value, low, high))
+    return Difference(scale, value, low, high, level, len(repetitions))
+
+
+def estimate(
+    runs: Sequence[Sequence[Item]],
+    measure: Measure[Item],
+    *,
+    confidence: float = 0.95,
+    seed: int = 0,
+    num_resamples: int = NUM_RESAMPLES,
+) -> Estimate:
+    """One arm's figure, averaged over its repetitions. Raises ValueError if there is none."""
+    measures = [measure(requests) for requests in runs]
+    return _averaged(measures, [len(requests) for requests in runs], confidence, seed, num_resamples)
 
 
 def log_ratio(measure: Measure[Item]) -> Change[Item]:
     """ln(other / baseline) of a figure; NaN unless both are above 0."""
 
-    def change(baseline: Sequence[Item], other: Sequence[Item]) -> float:
+    def change(baseline: Sequence[Item], other: Sequence[Item]) -> Statistic:
         before, after = measure(baseline), measure(other)
-        return math.log(after / before) if before > 0 and after > 0 else math.nan
+
+        def of(draws: Draws) -> Values:
+            return _log(after(draws)) - _log(before(draws))
+
+        return of
 
     return change
 
@@ -135,36 +153,15 @@ def log_ratio(measure: Measure[Item]) -> Change[Item]:
 def difference(measure: Measure[Item]) -> Change[Item]:
     """other − baseline of a figure."""
 
-    def change(baseline: Sequence[Item], other: Sequence[Item]) -> float:
-        return measure(other) - measure(baseline)
+    def change(baseline: Sequence[Item], other: Sequence[Item]) -> Statistic:
+        before, after = measure(baseline), measure(other)
+
+        def of(draws: Draws) -> Values:
+            return after(draws) - before(draws)
+
+        return of
 
     return change
-
-
-def median_paired_difference(value: Callable[[Item], float | None]) -> Change[Item]:
-    """The median over requests of other − baseline; requests without a value on either arm are left out."""
-    return _median_over_pairs(value, lambda before, after: after - before)
-
-
-def median_paired_log_ratio(value: Callable[[Item], float | None]) -> Change[Item]:
-    """The median over requests of ln(other / baseline), left out unless both are above 0."""
-    return _median_over_pairs(
-        value, lambda before, after: math.log(after / before) if before > 0 and after > 0 else None
-    )
-
-
-def _median_over_pairs(
-    value: Callable[[Item], float | None], change: Callable[[float, float], float | None]
-) -> Change[Item]:
-    def median(baseline: Sequence[Item], other: Sequence[Item]) -> float:
-        known = []
-        for one, same in zip(baseline, other, strict=True):
-            before, after = value(one), value(same)
-            if before is not None and after is not None and (found := change(before, after)) is not None:
-                known.append(found)
-        return float(np.median(known)) if known else math.nan
-
-    return median
 
 
 def student_quantile(probability: float, degrees: int) -> float:
@@ -196,24 +193,45 @@ def _student_below(t: float, degrees: int) -> float:
     return 0.5 + share / 2
 
 
+def _averaged(
+    statistics: Sequence[Statistic], sizes: Sequence[int], level: float, seed: int, num_resamples: int
+) -> Estimate:
+    """The mean of one value for each repetition, and the wider of both intervals around it. `sizes[r]` is the number of
+    requests, or pairs of them, that `statistics[r]` is of."""
+    if not statistics:
+        raise ValueError("no repetition; wanted: at least one")
+    pairs = zip(statistics, sizes, strict=True)
+    found = np.array([statistic(once_each(size))[0] for statistic, size in pairs])
+    number = len(found)
+    center = float(found.mean())
+    if number < 2 or not np.isfinite(found).all():
+        return Estimate(center, -math.inf, math.inf)
+    reach = student_quantile(0.5 + level / 2, number - 1) * float(found.std(ddof=1)) / math.sqrt(number)
+    low, high = center - reach, center + reach
+    means = _resampled(statistics, sizes, seed, num_resamples)
+    means = means[np.isfinite(means)]
+    if len(means):
+        edges = np.quantile(means, (0.5 - level / 2, 0.5 + level / 2))
+        low, high = min(low, float(edges[0])), max(high, float(edges[1]))
+    return Estimate(center, low, high)
+
+
 def _resampled(
-    repetitions: Sequence[Repetition[Item]],
-    change: Change[Item],
-    seed: int,
-    num_resamples: int,
-) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    statistics: Sequence[Statistic], sizes: Sequence[int], seed: int, num_resamples: int
+) -> Values:
+    """Means over repetitions that are drawn with replacement, as are the requests within each."""
     rng = np.random.default_rng(seed)
-    means = np.empty(num_resamples)
-    for number in range(num_resamples):
-        changes = []
-        for chosen in rng.integers(len(repetitions), size=len(repetitions)):
-            repetition = repetitions[chosen]
-            pairs = rng.integers(len(repetition.baseline), size=len(repetition.baseline))
-            baseline = [repetition.baseline[i] for i in pairs]
-            other = [repetition.other[i] for i in pairs]
-            changes.append(change(baseline, other))
-        means[number] = np.mean(changes)
+    chosen = rng.integers(len(statistics), size=(num_resamples, len(statistics)))
+    values = np.empty(chosen.shape)
+    for number, (statistic, size) in enumerate(zip(statistics, sizes, strict=True)):
+        is_chosen = chosen == number
+        values[is_chosen] = statistic(drawn(size, int(is_chosen.sum()), rng))
+    means: Values = values.mean(axis=1)
     return means
+
+
+def _log(values: Values) -> Values:
+    return np.log(values, out=np.full(values.shape, math.nan), where=values > 0)
 
 
 def _exp(value: float) -> float:

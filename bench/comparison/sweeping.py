@@ -17,9 +17,9 @@ import tokenizers
 from twinpool.bench.comparison.arms import Arm
 from twinpool.bench.comparison.measures import Seen, seen
 from twinpool.bench.comparison.rate_search import Bracket, Probe, Search, wilson
-from twinpool.bench.comparison.stand import Interrupted, Stand
-from twinpool.bench.comparison.workloads import NUM_STREAMS, Yardstick
-from twinpool.bench.reports.model import Interval, MapCell, RateCurve, RatePoint, WinLoseMap
+from twinpool.bench.comparison.stand import Stand
+from twinpool.bench.comparison.yardstick import NUM_STREAMS, Yardstick
+from twinpool.bench.reports.model import Interval, MapCell, RateCurve, RatePoint, WinLoseMap, Winner
 from twinpool.bench.serving.arrivals import Pacing, Process, schedule
 from twinpool.bench.serving.datasets import (
     DatasetName,
@@ -53,6 +53,11 @@ class Cell:
         """Like "512 in, 64 out, 50 % shared"."""
         shared = f", {self.reuse:.0%} shared" if self.reuse else ""
         return f"{self.input_tokens} in, {self.output_tokens} out{shared}"
+
+    @property
+    def slug(self) -> str:
+        """Like "512-64-0.5", for request ids."""
+        return f"{self.input_tokens}-{self.output_tokens}-{self.reuse:g}"
 
     def requests(
         self, tokenizer: tokenizers.Tokenizer, rate_per_s: float, seconds: float, seed: int
@@ -120,47 +125,41 @@ def start_rate(cell: Cell, yardstick: Yardstick) -> float:
 
 
 def sweep_cell(
-    arms: Sequence[Arm],
-    cell: Cell,
-    objectives: Sequence[Objective],
+    searches: Sequence[Searched],
     stand: Stand,
     tokenizer: tokenizers.Tokenizer,
-    search: Search,
     *,
     seconds: float,
     seed: int,
     until: float,
     say: Say,
-) -> list[Searched]:
-    """Searches on every arm, a run of one and then of the other, until all is known or `until` has passed (monotonic).
+) -> None:
+    """Searches on every arm, a run of one and then of the next, until all is known or `until` has passed (monotonic).
+    What is tried is added to `searches`, which are of one cell; it is there even if this raises.
 
     Equal rates have equal requests on all arms.
 
     Raises:
         ServerFault, NoServer: a server does not start or answer.
-        Interrupted: Ctrl-C. What was found until then is lost; a cell is small.
+        KeyboardInterrupt: Ctrl-C.
     """
-    searches = [Searched(arm, cell, objectives, search) for arm in arms]
-    names = [objective.name for objective in objectives]
     is_open = True
     while is_open and time.monotonic() < until:
         is_open = False
         for each in searches:
-            rate = search.next_rate(each.probes, names)
+            names = [objective.name for objective in each.objectives]
+            rate = each.search.next_rate(each.probes, names)
             if rate is None or time.monotonic() >= until:
                 continue
             is_open = True
             tries = sum(probe.rate == rate for probe in each.probes)
-            requests = cell.requests(tokenizer, rate, seconds, seed + tries)
-            slot = f"{cell.name}-{rate:.4f}-{tries}"
-            run = stand.load(each.arm, requests, slot).run
-            if run.was_interrupted:
-                raise Interrupted
-            each.probes.append(probe_of(rate, {o.name: seen(run, o.slo) for o in objectives}))
+            requests = each.cell.requests(tokenizer, rate, seconds, seed + tries)
+            run = stand.load(each.arm, requests, f"{each.cell.slug}-{rate:.4f}-{tries}").run
+            probe = probe_of(rate, {o.name: seen(run, o.slo) for o in each.objectives})
+            each.probes.append(probe)
             each.durations_s.append(run.duration_s)
-            good = ", ".join(f"{each.probes[-1].num_good[name]}" for name in names)
+            good = ", ".join(f"{probe.num_good[name]}" for name in names)
             say(f"  {each.arm.name}: {rate:.3g}/s: {good} of {len(requests)} good")
-    return searches
 
 
 def probe_of(rate: float, judged: dict[str, list[Seen]]) -> Probe:
@@ -206,18 +205,24 @@ def win_lose_map(found: Sequence[tuple[Searched, Searched]]) -> WinLoseMap:
         for objective in before.objectives
         if before.probes and after.probes
     ]
-    slos = {
-        f"{objective.name} ({before.cell.input_tokens} in)": _words(objective.slo)
-        for before, _ in found
-        for objective in before.objectives
-    }
-    return WinLoseMap(baseline=baseline.arm.name, other=other.arm.name, cells=tuple(cells), slos=slos)
+    slos: dict[str, list[str]] = {}
+    for before, _ in found:
+        for objective in before.objectives:
+            words = f"{before.cell.input_tokens:,} in: {objective.slo}"
+            if words not in slos.setdefault(objective.name, []):
+                slos[objective.name].append(words)
+    return WinLoseMap(
+        baseline=baseline.arm.name,
+        other=other.arm.name,
+        cells=tuple(cells),
+        slos={name: "; ".join(words) for name, words in slos.items()},
+    )
 
 
 def _map_cell(before: Searched, after: Searched, objective: Objective) -> MapCell:
     baseline, other = before.bracket(objective), after.bracket(objective)
     gain = None
-    if baseline.low > 0 and other.low > 0:
+    if baseline.low > 0:
         low = other.low / baseline.high if math.isfinite(baseline.high) else None
         high = other.high / baseline.low if math.isfinite(other.high) else None
         gain = Interval(_middle(other) / _middle(baseline), low, high)
@@ -233,15 +238,24 @@ def _map_cell(before: Searched, after: Searched, objective: Objective) -> MapCel
 
 
 def _middle(bracket: Bracket) -> float:
+    """The rate to tell: 0 if it holds at none that was tried."""
     return math.sqrt(bracket.low * bracket.high) if math.isfinite(bracket.high) else bracket.low
 
 
 def _interval(bracket: Bracket) -> Interval:
-    if bracket.low == 0:
-        return Interval(0.0)
     return Interval(_middle(bracket), bracket.low, bracket.high if math.isfinite(bracket.high) else None)
 
 
-def _words(slo: Slo) -> str:
-    first, gap = slo.ttft_s or math.nan, slo.itl_p99_s or math.nan
-    return f"TTFT {first * 1e3:,.0f} ms, p99 ITL {gap * 1e3:,.0f} ms"
+def findings(known: WinLoseMap) -> list[str]:
+    """In words where the other arm wins and, first, where it loses."""
+    words = {
+        Winner.BASELINE: f"{known.other} loses to {known.baseline}",
+        Winner.OTHER: f"{known.other} wins over {known.baseline}",
+    }
+    return [
+        f"{text} with {cell.input_tokens:,} tokens in, {cell.output_tokens:,} out, {cell.reuse:.0%} shared, "
+        f"{cell.slo}: {cell.other_rate.estimate:.3g} against {cell.baseline_rate.estimate:.3g} requests/s"
+        for winner, text in words.items()
+        for cell in known.cells
+        if cell.winner is winner
+    ]

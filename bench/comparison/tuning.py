@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from twinpool.bench.comparison.arms import Arm
 from twinpool.bench.comparison.measures import GOODPUT, P99_ITL, seen
 from twinpool.bench.comparison.stand import Trial
+from twinpool.bench.reports.model import Table
 from twinpool.bench.serving.slo import Slo
 
 BUDGETS = (64, 128, 256)
@@ -47,3 +48,20 @@ def best(tried: Sequence[Tried]) -> Tried:
     enough = _AS_GOOD * max(each.goodput_per_s for each in tried)
     good = [each for each in tried if each.goodput_per_s >= enough]
     return min(good, key=lambda each: (each.p99_itl_s != each.p99_itl_s, each.p99_itl_s))
+
+
+def tuning_table(tried: Sequence[Tried]) -> tuple[Table, ...]:
+    """What each candidate reached; nothing if none was tried."""
+    if not tried:
+        return ()
+    rows = tuple(
+        (each.arm.name, f"{each.goodput_per_s:.2f}", f"{each.p99_itl_s * 1e3:.1f}") for each in tried
+    )
+    return (
+        Table(
+            title="How the baseline was tuned",
+            columns=("arm", "goodput, requests/s", "p99 ITL, ms"),
+            rows=rows,
+            note="One run of the same requests each; of those within a tenth of the best goodput, the lowest p99 ITL.",
+        ),
+    )

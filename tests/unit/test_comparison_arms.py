@@ -48,7 +48,17 @@ def test_all_layouts_have_kv_for_the_same_number_of_tokens() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["0p1d", "1p", "colocated", "colocated-whole-64", "0xcolocated-whole", "=http://h:1", "x=http://"]
+    "text",
+    [
+        "0p1d",
+        "1p",
+        "colocated",
+        "colocated-whole-64",
+        "0xcolocated-whole",
+        "=http://h:1",
+        "x=http://",
+        "a/b=http://h:1",
+    ],
 )
 def test_what_names_no_layout_is_refused_with_those_that_are_allowed(text: str) -> None:
     with pytest.raises(ConfigError, match="--arms"):

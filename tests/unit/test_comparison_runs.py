@@ -8,13 +8,22 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from twinpool.bench.comparison.arms import Arm, parse_arm
-from twinpool.bench.comparison.measures import GOODPUT, P99_ITL, comparisons, measures, seen
-from twinpool.bench.comparison.noise import Noise, Pace
+from twinpool.bench.comparison.measures import (
+    COMPARISONS,
+    FIGURES,
+    GOODPUT,
+    P99_ITL,
+    comparisons,
+    figures,
+    goodput_of_nothing,
+    seen,
+)
+from twinpool.bench.comparison.noise import Noise, Pace, noise_table, noise_warnings
 from twinpool.bench.comparison.outputs import check_outputs
-from twinpool.bench.comparison.plan import order, repeat
+from twinpool.bench.comparison.plan import Trials, order, repeat
 from twinpool.bench.comparison.scenarios import Customer, Served, table
-from twinpool.bench.comparison.stand import Interrupted, Trial
-from twinpool.bench.comparison.tuning import Tried, best, tune
+from twinpool.bench.comparison.stand import Trial
+from twinpool.bench.comparison.tuning import Tried, best, tune, tuning_table
 from twinpool.bench.comparison.workloads import Load, merged
 from twinpool.bench.reports.model import Verdict
 from twinpool.bench.serving.record import Chunk, Ending, RequestRecord, Run, TokenCount
@@ -42,14 +51,14 @@ def test_all_arms_get_the_same_requests_and_each_repetition_others() -> None:
         sent[slot, arm.name] = [request.input_tokens for request in requests]
         return _trial(arm, 0.02)
 
-    trials = repeat([SLOW, FAST], _load(), run, seed=1, most=2, until=math.inf)
+    trials = _repeated(run, most=2)
     assert trials.num_repetitions == 2
     assert sent["made-0", SLOW.name] == sent["made-0", FAST.name]
     assert sent["made-1", SLOW.name] != sent["made-0", SLOW.name]
 
 
 def test_repetitions_end_when_the_interval_is_tight() -> None:
-    trials = repeat([SLOW, FAST], _load(), _steady, seed=1, most=50, until=math.inf)
+    trials = _repeated(_steady, most=50)
     assert 3 <= trials.num_repetitions < 10
 
 
@@ -60,7 +69,8 @@ def test_repetitions_end_before_the_time_is_up() -> None:
         now[0] += 10.0
         return _noisy(arm, requests, slot)
 
-    trials = repeat([SLOW, FAST], _load(), run, seed=1, most=50, until=70.0, clock=lambda: now[0])
+    trials = Trials(_load(), (SLOW, FAST))
+    repeat(trials, run, seed=1, most=50, until=70.0, clock=lambda: now[0])
     assert (trials.num_repetitions, now[0]) == (3, 60.0)
 
 
@@ -70,28 +80,63 @@ def test_what_was_interrupted_does_not_count_and_is_the_last() -> None:
     def run(arm: Arm, requests: Sequence[PlannedRequest], slot: str) -> Trial:
         calls[0] += 1
         if calls[0] == 4:
-            raise Interrupted
+            raise KeyboardInterrupt
         return _noisy(arm, requests, slot)
 
-    trials = repeat([SLOW, FAST], _load(), run, seed=1, most=50, until=math.inf)
-    assert (trials.was_interrupted, trials.num_repetitions, calls[0]) == (True, 1, 4)
-    assert [len(trials.runs(arm.name)) for arm in (SLOW, FAST)] == [1, 1]
+    trials = Trials(_load(), (SLOW, FAST))
+    with pytest.raises(KeyboardInterrupt):
+        repeat(trials, run, seed=1, most=50, until=math.inf)
+    assert (trials.num_repetitions, calls[0]) == (1, 4)
+    assert [len(trials.runs(arm)) for arm in (SLOW, FAST)] == [1, 1]
 
 
 def test_a_comparison_has_a_row_for_each_measure_and_shows_what_is_clear() -> None:
-    trials = repeat([SLOW, FAST], _load(), _steady, seed=1, most=4, until=math.inf)
-    rows = comparisons(SLOW.name, FAST.name, trials.pairs(SLOW.name, FAST.name), SLO)
-    assert [row.measure.name for row in rows] == [compared.measure.name for compared in measures(SLO)]
+    trials = _repeated(_steady, most=4)
+    rows = comparisons(SLOW.name, FAST.name, trials.pairs(FAST), SLO)
+    assert [row.measure for row in rows] == [compared.measured.measure for compared in COMPARISONS]
     (p99,) = [row for row in rows if row.measure == P99_ITL.measure]
     assert p99.verdict is Verdict.LOWER
     assert p99.change.estimate == pytest.approx(-0.5, abs=0.02)
     assert p99.baseline_value.estimate == pytest.approx(0.04, rel=0.05)
 
 
-def test_a_goodput_of_nothing_has_no_ratio_and_no_row() -> None:
+def test_an_arm_has_figures_of_its_own_with_intervals() -> None:
+    found = figures([_run(0.02), _run(0.03)], SLO)
+    assert [figure.measure for figure in found] == [each.measure for each in FIGURES]
+    by_name = {figure.measure.name: figure.value for figure in found}
+    assert by_name["p99 ITL"].estimate == pytest.approx(0.025)
+    assert by_name["p50 TTFT"].estimate == pytest.approx(0.125)
+    assert by_name["goodput"].estimate == pytest.approx(1.2)
+    assert by_name["output tokens"].estimate == pytest.approx(4.8)
+    low, high = by_name["p99 ITL"].low, by_name["p99 ITL"].high
+    assert low is not None
+    assert high is not None
+    assert 0 <= low < 0.025 < high
+
+
+def test_a_figure_that_a_repetition_lacks_is_left_out() -> None:
+    failed = _of([_record(0, 0.02, output="", ending=Ending.FAILED)])
+    names = [figure.measure.name for figure in figures([_run(0.02), failed], SLO)]
+    assert names == ["goodput", "requests completed", "output tokens"]
+
+
+def test_a_goodput_of_nothing_has_no_ratio_and_is_told_in_a_sentence() -> None:
     pairs = [(_run(0.2), _run(0.02)), (_run(0.2), _run(0.02))]
     assert GOODPUT.of(seen(pairs[0][0], SLO)) == 0.0
     assert GOODPUT.measure not in [row.measure for row in comparisons("a", "b", pairs, SLO)]
+    told = goodput_of_nothing("a", "b", pairs, SLO)
+    assert "a had a repetition without any: b − a is +1.2 [" in told
+    assert goodput_of_nothing("b", "b", [(_run(0.02), _run(0.02))], SLO) == ""
+    assert "no request of a or b met" in goodput_of_nothing("a", "b", [(_run(0.2), _run(0.2))], SLO)
+
+
+def test_noise_is_told_by_arm_and_warned_of_when_others_work() -> None:
+    busy = Noise(others_share=0.3, stolen_share=0.0, load_average=1.0, pace=Pace(10.0, 1.0))
+    found = noise_table({"x": [QUIET, busy], "y": [QUIET]})
+    assert [row[:3] for row in found.rows] == [("x", "15", "30"), ("y", "0", "0")]
+    assert noise_warnings({"y": [QUIET]}) == []
+    (warning,) = noise_warnings({"x": [QUIET, busy], "y": [QUIET]})
+    assert "up to 30%" in warning
 
 
 def test_the_best_budget_has_the_lowest_gaps_among_those_with_about_the_best_goodput() -> None:
@@ -113,6 +158,9 @@ def test_tuning_tries_each_budget_once_on_the_same_load() -> None:
     chosen, tried = tune(parse_arm("colocated-chunked", 2048), SLO, try_out, budgets=(32, 96))
     assert asked == ["colocated-chunked-32", "colocated-chunked-96"]
     assert (chosen.name, len(tried)) == ("colocated-chunked-96", 2)
+    (found,) = tuning_table(tried)
+    assert [row[0] for row in found.rows] == asked
+    assert tuning_table([]) == ()
 
 
 def test_answers_are_compared_where_both_arms_completed() -> None:
@@ -144,6 +192,12 @@ def test_groups_are_one_load_in_the_order_of_their_times() -> None:
         (1, "b", 3),
         (2, "a", 2),
     ]
+
+
+def _repeated(run: Callable[[Arm, Sequence[PlannedRequest], str], Trial], most: int) -> Trials:
+    trials = Trials(_load(), (SLOW, FAST))
+    repeat(trials, run, seed=1, most=most, until=math.inf)
+    return trials
 
 
 def _load() -> Load:

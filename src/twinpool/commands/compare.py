@@ -6,7 +6,6 @@ import argparse
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -17,6 +16,7 @@ from twinpool.commands.comparing import (
     Bed,
     add_bed_flags,
     bed,
+    ends_like_ctrl_c,
     say,
     tell,
 )
@@ -24,15 +24,16 @@ from twinpool.commands.dataset_flags import add_dataset_flags, dataset_settings
 from twinpool.config import require
 
 if TYPE_CHECKING:
-    import tokenizers
-
     from twinpool.bench.comparison.arms import Arm
-    from twinpool.bench.comparison.comparing import MakeLoad
-    from twinpool.bench.reports.model import Report, Table
+    from twinpool.bench.comparison.comparing import Compared, MakeLoad, Wanted
+    from twinpool.bench.comparison.stand import Stand
+    from twinpool.bench.comparison.workloads import Model
+    from twinpool.bench.reports.model import Report
     from twinpool.bench.serving.slo import Slo
 
 DATASET, THREE_CUSTOMERS = "dataset", "three-customers"
 STORY_BUDGET = 128
+_CONTEXT = "DatasetSettings.max_model_len"
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
@@ -49,24 +50,29 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     add_bed_flags(parser, "colocated-chunked,1p1d", "compare")
     parser.add_argument(
         "--workload", default="interference,chat", metavar="LIST",
-        help="of interference, chat, three-customers; or `dataset`, what the dataset flags say, at --request-rate "
+        help="of interference, chat, three-customers; or `dataset`, what the dataset flags say "
         "(default: %(default)s)",
     )  # fmt: skip
     parser.add_argument("--minutes", type=float, default=5.0, metavar="M", help="for all of it (default 5)")
     parser.add_argument(
-        "--seconds", type=float, default=10.0, metavar="S", help="that one load should last (default 10)"
+        "--seconds", type=float, default=6.0, metavar="S", help="that one load should last (default 6)"
     )
     parser.add_argument(
         "--repetitions", type=int, default=12, metavar="N", help="most of each load (default 12)"
     )
     parser.add_argument(
-        "--confidence", type=float, default=0.95, metavar="P", help="of all intervals together"
+        "--confidence", type=float, default=0.95, metavar="P", help="of all intervals together (default 0.95)"
     )
     parser.add_argument(
         "--goodput", nargs="+", default=[], metavar="METRIC:MS", help="the objective, as `twinpool bench` takes it "
         "(default: multiples of what is undisturbed here)",
     )  # fmt: skip
-    parser.add_argument("--request-rate", type=float, metavar="R", help="of --workload dataset, per second")
+    parser.add_argument(
+        "--request-rate",
+        type=float,
+        metavar="R",
+        help="of --workload dataset, per second (default: the data's times)",
+    )
     parser.add_argument("--burstiness", type=float, default=1.0, metavar="B", help="of it (1: Poisson)")
     parser.add_argument(
         "--num-prompts", type=int, metavar="N", help="of it (default: as many as come in --seconds)"
@@ -76,64 +82,104 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def run(args: argparse.Namespace) -> int:
-    """Compares, prints, writes the reports.
+    """Compares, prints, writes the reports; what was found until something ended it, too.
 
     Raises:
         ConfigError, ModelError: a setting is wrong.
         ServerFault, NoServer, NothingMeasured: a server does not start or answer.
     """
-    from twinpool.bench.comparison.comparing import Wanted, compare_arms, report
-    from twinpool.bench.comparison.scenarios import serve_customers, table, three_customers
-    from twinpool.bench.comparison.stand import Interrupted, Stand
+    from twinpool.bench.comparison.comparing import Wanted
+    from twinpool.bench.comparison.stand import Stand
 
     require("--minutes", args.minutes, 0 < args.minutes < math.inf, "above 0")
     require("--seconds", args.seconds, 0 < args.seconds < math.inf, "above 0")
     require("--repetitions", args.repetitions, args.repetitions >= 1, "1 or more")
-    require("--confidence", args.confidence, 0.5 < args.confidence < 1, "between 0.5 and 1")
+    require("--confidence", args.confidence, 0.5 <= args.confidence < 1, "from 0.5 to below 1")
     names = [name.strip() for name in args.workload.split(",") if name.strip()]
     same = bed(args)
-    makers = _loads(names, args, same)
     wanted = Wanted(
-        tuple(same.arms), tuple(makers), args.minutes, args.seed, args.confidence, args.repetitions
+        arms=tuple(same.arms),
+        loads=tuple(_loads(names, args, same.model)),
+        minutes=args.minutes,
+        seed=args.seed,
+        confidence=args.confidence,
+        most_repetitions=args.repetitions,
     )
     reports: list[Report] = []
-    was_interrupted = False
-    with Stand(same.hardware, same.folder, args.api_key) as stand:
+    with ends_like_ctrl_c(), Stand(same.hardware, same.folder, args.api_key) as stand:
         try:
             if THREE_CUSTOMERS in names:
-                customers = three_customers(same.max_model_len)
-                found = serve_customers(_untuned(same.arms), customers, stand, same.tokenizer, args.seed)
-                reports.append(_story(table(found), same))
-            if makers:
-                compared = compare_arms(wanted, stand, same.tokenizer, say)
-                was_interrupted = any(each.trials.was_interrupted for each in compared)
-                reports += [report(each, stand, wanted, same.command, same.facts) for each in compared]
-        except Interrupted:
-            was_interrupted = True
-    for each in reports:
-        tell(same.folder, each)
-    if was_interrupted:
-        say("interrupted: what was compared until then is above, if anything")
-        return EXIT_INTERRUPTED
+                reports.append(_told_story(stand, same, args.seed))
+            if wanted.loads:
+                _compare(wanted, stand, same, reports)
+        except KeyboardInterrupt:
+            say("interrupted: what was compared until then is above, if anything")
+            return EXIT_INTERRUPTED
     return EXIT_NO_RESULT if any(arm.not_a_result for each in reports for arm in each.arms) else EXIT_DONE
 
 
-def _loads(names: Sequence[str], args: argparse.Namespace, same: Bed) -> list[MakeLoad]:
+def _compare(wanted: Wanted, stand: Stand, same: Bed, reports: list[Report]) -> None:
+    """Compares, and tells what was found even if that raises."""
+    from twinpool.bench.comparison.comparing import compare_arms
+    from twinpool.bench.comparison.results import Circumstances, comparison_report
+
+    around = Circumstances(same.command, same.facts, same.settings, wanted.seed, wanted.confidence)
+    found: list[Compared] = []
+    try:
+        compare_arms(wanted, stand, same.model, say, found)
+    finally:
+        for each in found:
+            if each.trials.num_repetitions:
+                reports.append(comparison_report(each, stand, around))
+                tell(same, each.trials.load.name, reports[-1])
+
+
+def _told_story(stand: Stand, same: Bed, seed: int) -> Report:
+    """Serves the three customers on each arm, and tells of those on which it came to an end even if another raises."""
+    from twinpool.bench.comparison.results import description, now
+    from twinpool.bench.comparison.scenarios import Story, arm_report, table, tell_story, three_customers
+    from twinpool.bench.reports.model import Report
+
+    customers = three_customers(same.model.max_model_len)
+    stories: list[Story] = []
+    stand.find(same.arms)
+    try:
+        for arm in _untuned(same.arms):
+            say(f"{THREE_CUSTOMERS}: {arm.name}")
+            stories.append(tell_story(arm, customers, stand, same.model.tokenizer, seed))
+    finally:
+        told = Report(
+            title=f"{THREE_CUSTOMERS}: {', '.join(story.arm.name for story in stories)}",
+            created_at=now(),
+            arms=tuple(
+                arm_report(story, description(story.arm, stand), stand.command(story.arm))
+                for story in stories
+            ),
+            tables=(table([served for story in stories for served in story.served]),),
+            hardware=same.facts,
+            settings=same.settings,
+            commands=(same.command,),
+        )
+        if stories:
+            tell(same, THREE_CUSTOMERS, told)
+    return told
+
+
+def _loads(names: Sequence[str], args: argparse.Namespace, model: Model) -> list[MakeLoad]:
     """What makes each workload, but the story. Raises ConfigError."""
     from twinpool.bench.comparison.workloads import LOADS
     from twinpool.bench.serving.slo import parse_goodput
 
     slo = parse_goodput(args.goodput)
     allowed = (*LOADS, DATASET, THREE_CUSTOMERS)
+    require("--workload", args.workload, bool(names), ", ".join(allowed))
     makers = []
     for name in names:
         require("--workload", name, name in allowed, ", ".join(allowed))
         if name == DATASET:
-            makers.append(_with_slo(_dataset_load(args, same.tokenizer), slo))
+            makers.append(_with_slo(_dataset_load(args, model), slo))
         elif name in LOADS:
-            made = partial(LOADS[name], same.tokenizer, seconds=args.seconds)
-            makers.append(_with_slo(made, slo))
-    require("--workload", args.workload, bool(names), ", ".join(allowed))
+            makers.append(_with_slo(partial(LOADS[name], model, seconds=args.seconds), slo))
     return makers
 
 
@@ -142,34 +188,33 @@ def _with_slo(make: MakeLoad, slo: Slo | None) -> MakeLoad:
     return make if slo is None else lambda yardstick: replace(make(yardstick), slo=slo)
 
 
-def _dataset_load(args: argparse.Namespace, tokenizer: tokenizers.Tokenizer) -> MakeLoad:
+def _dataset_load(args: argparse.Namespace, model: Model) -> MakeLoad:
+    """What the dataset flags describe, tried out at once: what is wrong with it is told before servers start."""
     from twinpool.bench.comparison.workloads import from_dataset
+    from twinpool.bench.comparison.yardstick import Yardstick
     from twinpool.bench.serving.arrivals import Pacing, Process
 
-    rate = args.request_rate
-    require(
-        "--request-rate", rate, rate is not None and 0 < rate < math.inf, "above 0 with --workload dataset"
-    )
+    if args.__dict__[_CONTEXT] is None:
+        args.__dict__[_CONTEXT] = model.max_model_len
     settings = dataset_settings(args)
-    process = Process.POISSON if args.burstiness == 1 else Process.GAMMA
-    count = args.num_prompts or max(4, round(rate * args.seconds))
-    pacing = Pacing(process, rate, args.burstiness)
-    return lambda yardstick: from_dataset(tokenizer, yardstick, settings, pacing, count)
+    rate, count = args.request_rate, args.num_prompts
+    require("--num-prompts", count, count is None or count >= 0, "1 or more; 0: all of a file")
+    if rate is None:
+        pacing = Pacing(Process.REPLAY)
+        require(
+            "--num-prompts",
+            count,
+            count is not None,
+            "a number, with the data's own times (no --request-rate)",
+        )
+    else:
+        pacing = Pacing(Process.POISSON if args.burstiness == 1 else Process.GAMMA, rate, args.burstiness)
+        count = max(4, round(rate * args.seconds)) if count is None else count
+    make = partial(from_dataset, model, settings=settings, pacing=pacing, count=count)
+    make(Yardstick(1.0, 1.0)).requests(args.seed)
+    return make
 
 
 def _untuned(arms: Sequence[Arm]) -> list[Arm]:
     """For a story of three requests nothing is tuned: the serving default."""
     return [arm.with_token_budget(STORY_BUDGET) if arm.is_tuned else arm for arm in arms]
-
-
-def _story(told: Table, same: Bed) -> Report:
-    from twinpool.bench.reports.model import Report
-
-    return Report(
-        title=THREE_CUSTOMERS,
-        created_at=datetime.now(UTC).astimezone().isoformat(timespec="seconds"),
-        arms=(),
-        tables=(told,),
-        hardware=same.facts,
-        commands=(same.command,),
-    )

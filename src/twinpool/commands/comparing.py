@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import os
 import platform
 import shlex
+import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,28 +19,32 @@ from twinpool.config import require
 from twinpool.errors import ConfigError
 
 if TYPE_CHECKING:
-    import tokenizers
+    from rich.table import Table as Printed
 
     from twinpool.bench.comparison.arms import Arm
     from twinpool.bench.comparison.stand import Hardware
-    from twinpool.bench.reports.model import Fact, Report
+    from twinpool.bench.comparison.workloads import Model
+    from twinpool.bench.reports.model import ArmReport, Fact, Report, Table
 
 EXIT_DONE, EXIT_NO_RESULT, EXIT_INTERRUPTED = 0, 1, 130
-_WIDTH = 160
+PLOT_FORMATS = ("png", "svg", "pdf")
+_WIDTH = 140
 """Columns of a table where there is no terminal to tell."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bed:
-    """What is the same for all arms, and where what is found goes."""
+    """What is the same for all arms, and where and how what is found is told."""
 
     arms: list[Arm]
     hardware: Hardware
-    max_model_len: int
-    tokenizer: tokenizers.Tokenizer
-    folder: Path
+    model: Model
     facts: tuple[Fact, ...]
+    settings: tuple[Fact, ...]
     command: str
+    folder: Path
+    plots: str | None
+    has_traces: bool
 
 
 def add_bed_flags(parser: argparse.ArgumentParser, arms: str, folder: str) -> None:
@@ -62,16 +70,25 @@ def add_bed_flags(parser: argparse.ArgumentParser, arms: str, folder: str) -> No
         "--tokenizer", metavar="NAME", help="that prompts are made with (default: the model's)"
     )
     group.add_argument("--seed", type=int, default=1, metavar="N", help="of all that is random (default 1)")
-    parser.add_argument(
+    told = parser.add_argument_group("result")
+    told.add_argument(
         "--output", type=Path, default=Path(folder), metavar="FOLDER",
         help="for reports (HTML and JSON) and the servers' logs (default: ./%(default)s)",
     )  # fmt: skip
+    told.add_argument(
+        "--plots", choices=PLOT_FORMATS, metavar="FORMAT", help="the charts as files too: png, svg, pdf"
+    )
+    told.add_argument(
+        "--trace", action="store_true", help="each request for https://ui.perfetto.dev too, a file per report"
+    )
 
 
 def bed(args: argparse.Namespace) -> Bed:
     """Reads them. Raises ConfigError, ModelError."""
     from twinpool.bench.comparison.arms import parse_arms
     from twinpool.bench.comparison.stand import Hardware
+    from twinpool.bench.comparison.workloads import Model
+    from twinpool.bench.reports.model import Fact
     from twinpool.engine.model_config import ModelConfig
     from twinpool.engine.model_files import resolve
 
@@ -84,12 +101,32 @@ def bed(args: argparse.Namespace) -> Bed:
         hardware=Hardware(
             (*model, "--dtype", args.dtype, "--device", args.device), args.kv_tokens, args.block_size
         ),
-        max_model_len=longest,
-        tokenizer=load_tokenizer(args.tokenizer or args.model),
-        folder=_made(args.output),
-        facts=_facts(),
+        model=Model(load_tokenizer(args.tokenizer or args.model), longest),
+        facts=_hardware_facts(),
+        settings=(
+            Fact("model", args.model or "the built-in one"),
+            Fact("dtype, device", f"{args.dtype}, {args.device}"),
+            Fact("KV of each arm", f"{args.kv_tokens:,} tokens in blocks of {args.block_size}"),
+        ),
         command=shlex.join(["twinpool", *sys.argv[1:]]),
+        folder=_made(args.output),
+        plots=args.plots,
+        has_traces=args.trace,
     )
+
+
+@contextmanager
+def ends_like_ctrl_c() -> Iterator[None]:
+    """SIGTERM and a closed terminal are taken as Ctrl-C: servers must not outlive who started them."""
+    numbers = (signal.SIGTERM, signal.SIGHUP)
+    before = {
+        number: signal.signal(number, lambda *_: signal.raise_signal(signal.SIGINT)) for number in numbers
+    }
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def say(text: str) -> None:
@@ -97,10 +134,13 @@ def say(text: str) -> None:
     print(text, flush=True)
 
 
-def tell(folder: Path, report: Report) -> None:
-    """Prints what a report leads with and its tables, and writes it as a page and as JSON."""
+def tell(same: Bed, name: str, report: Report) -> None:
+    """Prints what a report leads with, its arms' figures and its tables, and writes it as NAME.html and more.
+
+    Raises:
+        ConfigError: a file cannot be written, or matplotlib is missing.
+    """
     from rich.console import Console
-    from rich.table import Table
 
     from twinpool.bench.reports.page import write_report
     from twinpool.bench.reports.words import headlines
@@ -108,17 +148,77 @@ def tell(folder: Path, report: Report) -> None:
     say(f"\n{report.title}")
     for line in headlines(report):
         say(f"  {line}")
-    console = Console(width=None if sys.stdout.isatty() else _WIDTH)
+    console = Console(width=None if sys.stdout.isatty() else _WIDTH, highlight=False)
+    if any(arm.figures for arm in report.arms):
+        console.print(_figures(report.arms, report.confidence))
     for table in report.tables:
-        shown = Table(*table.columns, title=table.title, caption=table.note, title_justify="left")
-        for row in table.rows:
-            shown.add_row(*row)
-        console.print(shown)
-    written = write_report(folder / f"{report.title.partition(':')[0]}.html", report)
+        console.print(_printed(table))
+    written = write_report(same.folder / f"{name}.html", report)
+    if same.plots is not None:
+        from twinpool.bench.reports.plots import write_plots
+
+        written += write_plots(same.folder / name, f".{same.plots}", report)
+    runs = {f"{arm.name}, {number}": run for arm in report.arms for number, run in enumerate(arm.runs, 1)}
+    if same.has_traces and runs:
+        from twinpool.bench.reports.trace import write_trace
+
+        written.append(same.folder / f"{name}.trace.json")
+        write_trace(written[-1], runs)
     say(f"written: {', '.join(map(str, written))}")
 
 
-def _facts() -> tuple[Fact, ...]:
+def _figures(arms: tuple[ArmReport, ...], confidence: float) -> Printed:
+    """Each figure beside those of the other arms."""
+    from twinpool.bench.reports.model import Table
+    from twinpool.bench.reports.words import NONE, amount, ends, percent
+
+    measures = list(dict.fromkeys(figure.measure for arm in arms for figure in arm.figures))
+    rows = []
+    for measure in measures:
+        values = [next((each.value for each in arm.figures if each.measure == measure), None) for arm in arms]
+        rows.append(
+            (
+                measure.name,
+                *(
+                    NONE
+                    if value is None
+                    else f"{amount(value.estimate, measure.unit)} {ends(value, measure.unit)}"
+                    for value in values
+                ),
+            )
+        )
+    return _printed(
+        Table(
+            title="Figures",
+            columns=("", *(arm.name for arm in arms)),
+            rows=tuple(rows),
+            note=f"Means over repetitions; in brackets {percent(confidence)} intervals of each by itself.",
+        )
+    )
+
+
+def _printed(table: Table) -> Printed:
+    from rich import box
+    from rich.table import Table as Printed
+    from rich.text import Text
+
+    shown = Printed(
+        title=table.title,
+        caption=table.note,
+        title_justify="left",
+        caption_justify="left",
+        box=box.SIMPLE_HEAD,
+    )
+    for column in table.columns:
+        shown.add_column(Text(column))
+    for row in table.rows:
+        shown.add_row(*map(Text, row))
+    return shown
+
+
+def _hardware_facts() -> tuple[Fact, ...]:
+    import psutil
+
     from twinpool import __version__
     from twinpool.bench.reports.model import Fact
     from twinpool.coordinator.launch import usable_cores
@@ -126,7 +226,8 @@ def _facts() -> tuple[Fact, ...]:
 
     return (
         Fact("processor", processor().name),
-        Fact("cores", str(len(usable_cores()))),
+        Fact("cores", f"{len(usable_cores())} of {os.cpu_count()}"),
+        Fact("memory", f"{psutil.virtual_memory().total / 2**30:.1f} GiB"),
         Fact("system", f"{platform.system()} {platform.release()} {platform.machine()}"),
         Fact("twinpool", __version__),
         Fact("python", platform.python_version()),
@@ -134,8 +235,14 @@ def _facts() -> tuple[Fact, ...]:
 
 
 def _made(folder: Path) -> Path:
+    """The folder, in which files can be made. Raises ConfigError."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        trial = folder / ".writable"
+        trial.touch()
+        trial.unlink()
     except OSError as exc:
-        raise ConfigError(f"--output {folder} cannot be made: {exc.strerror}; name another folder") from exc
+        raise ConfigError(
+            f"--output {folder} cannot be written to: {exc.strerror}; name another folder"
+        ) from exc
     return folder

@@ -7,17 +7,29 @@ import itertools
 import math
 import time
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from twinpool.commands.comparing import EXIT_DONE, EXIT_INTERRUPTED, Bed, add_bed_flags, bed, say, tell
+from twinpool.commands.comparing import (
+    EXIT_DONE,
+    EXIT_INTERRUPTED,
+    Bed,
+    add_bed_flags,
+    bed,
+    ends_like_ctrl_c,
+    say,
+    tell,
+)
 from twinpool.config import require
 
 if TYPE_CHECKING:
+    from twinpool.bench.comparison.stand import Stand
     from twinpool.bench.comparison.sweeping import Cell, Searched
     from twinpool.bench.reports.model import Report
+    from twinpool.bench.serving.slo import Slo
 
 MIN_INPUT = 8
+UNTUNED_BUDGET = 128
+"""Of colocated arms without one: the default of `twinpool serve`."""
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
@@ -53,16 +65,13 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def run(args: argparse.Namespace) -> int:
-    """Searches, prints, writes the report.
+    """Searches, prints, writes the report; what was found until something ended it, too.
 
     Raises:
         ConfigError, ModelError: a setting is wrong.
         ServerFault, NoServer, NothingMeasured: a server does not start or answer.
     """
-    from twinpool.bench.comparison.comparing import measure_yardstick, yardstick_arm
-    from twinpool.bench.comparison.rate_search import Search
-    from twinpool.bench.comparison.stand import Interrupted, Stand
-    from twinpool.bench.comparison.sweeping import Objective, corners, start_rate, sweep_cell
+    from twinpool.bench.comparison.stand import Stand
     from twinpool.bench.serving.slo import parse_goodput
 
     require("--minutes", args.minutes, 0 < args.minutes < math.inf, "above 0")
@@ -71,56 +80,78 @@ def run(args: argparse.Namespace) -> int:
     require("--resolution", args.resolution, 1 < args.resolution < 10, "above 1")
     own = parse_goodput(args.goodput)
     same = bed(args)
-    arms = [arm.with_token_budget(128) if arm.is_tuned else arm for arm in same.arms]
-    cells = _cells(args, same.max_model_len)
-    ends_at = time.monotonic() + 60 * args.minutes
+    cells = _cells(args, same.model.max_model_len)
     found: list[list[Searched]] = []
-    status = EXIT_DONE
-    with Stand(same.hardware, same.folder, args.api_key) as stand:
+    with ends_like_ctrl_c(), Stand(same.hardware, same.folder, args.api_key) as stand:
         try:
-            yardstick = measure_yardstick(yardstick_arm(arms), stand, same.tokenizer, args.seed)
-            for number, cell in enumerate(cells):
-                objectives = corners(cell, yardstick) if own is None else [Objective("yours", own)]
-                search = Search(
-                    start_rate(cell, yardstick), target=args.attainment, resolution=args.resolution
-                )
-                now = time.monotonic()
-                say(f"{cell.name}; good counts in the order of {', '.join(each.name for each in objectives)}")
-                found.append(
-                    sweep_cell(
-                        arms, cell, objectives, stand, same.tokenizer, search, seconds=args.seconds,
-                        seed=args.seed, until=now + (ends_at - now) / (len(cells) - number), say=say,
-                    )
-                )  # fmt: skip
-        except Interrupted:
-            status = EXIT_INTERRUPTED
+            _search(args, cells, own, stand, same, found)
+        except KeyboardInterrupt:
             say("interrupted")
-    if found:
-        tell(same.folder, _report(found, same))
-    return status
+            return EXIT_INTERRUPTED
+        finally:
+            tried = [cell for cell in found if all(searched.probes for searched in cell)]
+            if tried:
+                tell(same, "sweep", _report(tried, stand, same))
+    return EXIT_DONE
 
 
-def _report(found: Sequence[Sequence[Searched]], same: Bed) -> Report:
-    from twinpool.bench.comparison.sweeping import curve, win_lose_map
-    from twinpool.bench.reports.model import ArmReport, Fact, Report, Winner
+def _search(
+    args: argparse.Namespace,
+    cells: Sequence[Cell],
+    own: Slo | None,
+    stand: Stand,
+    same: Bed,
+    found: list[list[Searched]],
+) -> None:
+    """Searches cell by cell; what is tried is added to `found`, and is there even if this raises."""
+    from twinpool.bench.comparison.rate_search import Search
+    from twinpool.bench.comparison.sweeping import Objective, Searched, corners, start_rate, sweep_cell
+    from twinpool.bench.comparison.yardstick import measure_yardstick, yardstick_arm
 
-    baseline, *others = (searched.arm for searched in found[0])
-    maps = [win_lose_map([(cell[0], cell[number]) for cell in found]) for number in range(1, len(others) + 1)]
-    findings = [
-        f"{each.input_tokens} in, {each.output_tokens} out, {each.reuse:.0%} shared, {each.slo}: {loses} "
-        f"({each.baseline_rate.estimate:.3g} against {each.other_rate.estimate:.3g} requests/s)"
-        for known in maps
-        for each in known.cells
-        for winner, loses in (
-            (Winner.BASELINE, f"{known.other} loses to {known.baseline}"),
-            (Winner.OTHER, f"{known.other} wins over {known.baseline}"),
+    arms = [arm.with_token_budget(UNTUNED_BUDGET) if arm.is_tuned else arm for arm in same.arms]
+    ends_at = time.monotonic() + 60 * args.minutes
+    stand.find(arms)
+    by = yardstick_arm(arms)
+    yardstick = measure_yardstick(
+        lambda requests, slot: stand.load(by, requests, slot).run,
+        same.model.tokenizer,
+        args.seed,
+        same.model.max_model_len,
+    )
+    say(f"undisturbed: {yardstick}")
+    for number, cell in enumerate(cells):
+        objectives = corners(cell, yardstick) if own is None else [Objective("yours", own)]
+        search = Search(start_rate(cell, yardstick), target=args.attainment, resolution=args.resolution)
+        say(f"{cell.name}; good counts in the order of {', '.join(each.name for each in objectives)}")
+        found.append([Searched(arm, cell, objectives, search) for arm in arms])
+        now = time.monotonic()
+        sweep_cell(
+            found[-1],
+            stand,
+            same.model.tokenizer,
+            seconds=args.seconds,
+            seed=args.seed,
+            until=now + (ends_at - now) / (len(cells) - number),
+            say=say,
         )
-        if each.winner is winner
-    ]
+
+
+def _report(found: Sequence[Sequence[Searched]], stand: Stand, same: Bed) -> Report:
+    """Of cells with at least one run on every arm."""
+    from twinpool.bench.comparison.results import description, now
+    from twinpool.bench.comparison.sweeping import curve, findings, win_lose_map
+    from twinpool.bench.reports.model import ArmReport, Fact, Report
+
+    arms = [searched.arm for searched in found[0]]
+    search = found[0][0].search
+    maps = [win_lose_map([(cell[0], cell[number]) for cell in found]) for number in range(1, len(arms))]
     return Report(
-        title=f"sweep: {baseline.name} against {', '.join(arm.name for arm in others)}",
-        created_at=datetime.now(UTC).astimezone().isoformat(timespec="seconds"),
-        arms=tuple(ArmReport(name=arm.name, description=" ".join(arm.serve)) for arm in (baseline, *others)),
+        title=f"sweep: {arms[0].name} against {', '.join(arm.name for arm in arms[1:])}",
+        created_at=now(),
+        arms=tuple(
+            ArmReport(name=arm.name, description=description(arm, stand), command=stand.command(arm))
+            for arm in arms
+        ),
         curves=tuple(
             curve(searched, objective)
             for cell in found
@@ -128,14 +159,16 @@ def _report(found: Sequence[Sequence[Searched]], same: Bed) -> Report:
             for objective in searched.objectives
         ),
         maps=tuple(maps),
-        findings=tuple(findings),
+        findings=tuple(text for known in maps for text in findings(known)),
         hardware=same.facts,
         settings=(
-            Fact("target", f"{found[0][0].search.target:.0%} of requests meet the objective"),
+            *same.settings,
+            Fact("a rate holds if", f"{search.target:.0%} of the requests meet the objective"),
+            Fact("a search ends", f"when the highest rate is known within a factor of {search.resolution:g}"),
             Fact("runs", str(sum(len(searched.probes) for cell in found for searched in cell))),
         ),
         commands=(same.command,),
-        confidence=found[0][0].search.confidence,
+        confidence=search.confidence,
     )
 
 
