@@ -125,7 +125,7 @@ def _comparison(each: Comparison) -> list[Child]:
         each.measure.name,
         _value(each.baseline_value, unit),
         _value(each.other_value, unit),
-        _value(each.difference, unit),
+        text_of("+" if each.difference.estimate > 0 else "", _value(each.difference, unit)),
         text_of(signed_percent(change.estimate), tag("small", between) if between else ""),
         f"{each.num_pairs:,} in {each.num_repetitions}",
         each.verdict.value,
