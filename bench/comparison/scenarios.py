@@ -14,8 +14,8 @@ import tokenizers
 
 from twinpool.bench.comparison.arms import Arm
 from twinpool.bench.comparison.stand import Stand
+from twinpool.bench.comparison.yardstick import fixed
 from twinpool.bench.reports.model import ArmReport, Table
-from twinpool.bench.serving.datasets import DatasetSettings, RandomLengths, make_requests
 from twinpool.bench.serving.distributions import percentile
 from twinpool.bench.serving.metrics import itls_s, ttft_s
 from twinpool.bench.serving.record import RequestRecord, Run
@@ -140,8 +140,7 @@ def _row(each: Served) -> tuple[str, ...]:
 
 
 def _request(customer: Customer, number: int, tokenizer: tokenizers.Tokenizer, seed: int) -> PlannedRequest:
-    lengths = RandomLengths(input_len=customer.input_tokens, output_len=customer.output_tokens)
-    (request,) = make_requests(DatasetSettings(random=lengths), tokenizer, 1, seed)
+    (request,) = fixed(tokenizer, customer.input_tokens, customer.output_tokens, 1, seed)
     return msgspec.structs.replace(request, index=number, group=customer.name)
 
 

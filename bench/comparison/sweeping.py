@@ -25,6 +25,7 @@ from twinpool.bench.serving.datasets import (
     DatasetName,
     DatasetSettings,
     PrefixRepetition,
+    PromptAs,
     RandomLengths,
     make_requests,
 )
@@ -67,6 +68,7 @@ class Cell:
         if self.reuse:
             settings = DatasetSettings(
                 name=DatasetName.PREFIX_REPETITION,
+                prompt_as=PromptAs.IDS,
                 prefix_repetition=PrefixRepetition(
                     prefix_len=self.input_tokens - 1,
                     suffix_len=1,
@@ -77,7 +79,7 @@ class Cell:
             )
         else:
             lengths = RandomLengths(input_len=self.input_tokens, output_len=self.output_tokens)
-            settings = DatasetSettings(random=lengths)
+            settings = DatasetSettings(prompt_as=PromptAs.IDS, random=lengths)
         made = make_requests(settings, tokenizer, count, seed)
         return schedule(made, Pacing(Process.POISSON, rate_per_s), seed)
 

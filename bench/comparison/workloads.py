@@ -19,6 +19,7 @@ from twinpool.bench.serving.datasets import (
     DatasetName,
     DatasetSettings,
     LognormalLengths,
+    PromptAs,
     TooLong,
     make_requests,
 )
@@ -100,6 +101,7 @@ def chat(model: Model, yardstick: Yardstick, seconds: float) -> Load:
     )  # fmt: skip
     settings = DatasetSettings(
         name=DatasetName.LOGNORMAL,
+        prompt_as=PromptAs.IDS,
         lognormal=lengths,
         max_model_len=model.max_model_len,
         too_long=TooLong.CLIP,

@@ -11,7 +11,7 @@ import tokenizers
 
 from twinpool.bench.comparison.arms import Arm, parse_arm
 from twinpool.bench.serving.arrivals import Pacing, Process, schedule
-from twinpool.bench.serving.datasets import DatasetSettings, RandomLengths, make_requests
+from twinpool.bench.serving.datasets import DatasetSettings, PromptAs, RandomLengths, make_requests
 from twinpool.bench.serving.metrics import itls_s, ttft_s
 from twinpool.bench.serving.record import Ending, Run
 from twinpool.bench.serving.workload import PlannedRequest
@@ -82,6 +82,7 @@ def measure_yardstick(
 def fixed(
     tokenizer: tokenizers.Tokenizer, input_tokens: int, output_tokens: int, count: int, seed: int
 ) -> list[PlannedRequest]:
-    """So many requests of these lengths, without times."""
-    settings = DatasetSettings(random=RandomLengths(input_len=input_tokens, output_len=output_tokens))
+    """So many requests of these lengths, without times. Prompts are token ids: exact with every tokenizer."""
+    lengths = RandomLengths(input_len=input_tokens, output_len=output_tokens)
+    settings = DatasetSettings(prompt_as=PromptAs.IDS, random=lengths)
     return make_requests(settings, tokenizer, count, random.Random(seed).randrange(2**31))
