@@ -19,6 +19,7 @@ from twinpool.bench.engine.machine import machine_class
 from twinpool.bench.limits import EngineFigures, LimitsUnknown
 from twinpool.cli import main
 from twinpool.commands import bench_engine as command
+from twinpool.commands.bench import with_part
 
 
 @pytest.fixture(scope="module")
@@ -183,10 +184,26 @@ def test_a_part_that_fails_costs_only_itself(
     assert {row["group"] for row in values["measurements"]} == {"sampling"}
 
 
-def test_the_command_without_a_part_names_the_part(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_part_is_refused_with_the_parts_that_there_are(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        main(["bench"])
-    assert "required: engine" in capsys.readouterr().err
+        main(["bench", "motor"])
+    said = capsys.readouterr().err
+    assert "'motor'" in said
+    assert "serve" in said
+    assert "engine" in said
+
+
+def test_flags_without_a_part_are_those_of_serve() -> None:
+    assert with_part(["bench"]) == ["bench", "serve"]
+    assert with_part(["bench", "--num-prompts", "3"]) == ["bench", "serve", "--num-prompts", "3"]
+    for whole in (
+        ["bench", "--help"],
+        ["bench", "engine", "--quick"],
+        ["bench", "serve"],
+        ["serve", "-h"],
+        [],
+    ):
+        assert with_part(whole) == whole
 
 
 def test_a_report_of_something_else_is_told() -> None:
