@@ -37,6 +37,7 @@ OPENAI_KEY_VARIABLE = "OPENAI_API_KEY"
 BACKENDS = ("openai", "openai-chat", "twinpool", "twinpool-chat", "vllm", "vllm-chat", "sglang", "sglang-chat",
             "llama.cpp", "llama.cpp-chat")  # fmt: skip
 _ARRIVALS = ("auto", "poisson", "gamma", "constant", "burst", "replay")
+_FLAG_TYPES = (str, int, float, list, dict, Path, type(None))
 _CONTEXT = "DatasetSettings.max_model_len"
 
 
@@ -375,9 +376,12 @@ def _load_settings(
 
 def _described(args: argparse.Namespace, facts: ServerFacts, num_prompts: int) -> dict[str, Any]:
     """The flags, by their names, and the dataset, as JSON values; nothing secret."""
-    hidden = {"run", "part", "api_key", "header"}
+    hidden = {"part", "api_key", "header"}
     flags = {
-        name: _plain(value) for name, value in vars(args).items() if name not in hidden and "." not in name
+        name: str(value) if isinstance(value, Path) else value
+        for name, value in vars(args).items()
+        # What the command line keeps for itself is no JSON value; a dataset's flags have names with dots.
+        if name not in hidden and "." not in name and isinstance(value, _FLAG_TYPES)
     }
     dataset = dataset_settings(args)
     return flags | {
@@ -396,10 +400,6 @@ def _command(api_key: str | None) -> str:
     """What was typed, without the key."""
     words = ["***" if word == api_key else word for word in sys.argv]
     return shlex.join(["twinpool", *words[1:]])
-
-
-def _plain(value: object) -> object:
-    return str(value) if isinstance(value, Path) else value
 
 
 def _summary(args: argparse.Namespace, run: Run, slo: Any, accelerators: Mapping[str, int]) -> Summary:
