@@ -118,10 +118,14 @@ def bed(args: argparse.Namespace) -> Bed:
 @contextmanager
 def ends_like_ctrl_c() -> Iterator[None]:
     """SIGTERM and a closed terminal are taken as Ctrl-C: servers must not outlive who started them."""
-    numbers = (signal.SIGTERM, signal.SIGHUP)
-    before = {
-        number: signal.signal(number, lambda *_: signal.raise_signal(signal.SIGINT)) for number in numbers
-    }
+
+    def end(*_: object) -> None:
+        if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a script's background
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.raise_signal(signal.SIGINT)
+
+    numbers = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, end) for number in numbers}
     try:
         yield
     finally:
