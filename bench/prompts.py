@@ -50,7 +50,12 @@ def uniform(rng: random.Random, words: int, output_tokens: int) -> Generation:
 
 def exact(rng: random.Random, prompt_tokens: int, output_tokens: int) -> Generation:
     """A greedy request of exactly so many tokens in and out; no other has its prefix."""
-    return Generation(tuple(rng.choices(_PLAIN_TOKENS, k=prompt_tokens)), output_tokens)
+    return Generation(exact_ids(rng, prompt_tokens), output_tokens)
+
+
+def exact_ids(rng: random.Random, num_tokens: int) -> tuple[int, ...]:
+    """So many token ids; no other has its prefix."""
+    return tuple(rng.choices(_PLAIN_TOKENS, k=num_tokens))
 
 
 def canaries() -> dict[str, Generation]:

@@ -88,18 +88,19 @@ def noise_table(noises: Mapping[str, Sequence[Noise]]) -> Table:
             "products, GFLOP/s",
         ),
         rows=rows,
-        note="While loads ran, of all cores: what neither the arm's server nor the load generator used (idle servers "
-        "of other arms did). Memory and products: one core's pace right before each run; if it spreads, so do results.",
+        note="While loads ran, of all cores: what neither the arm's server nor the load generator used (other arms' "
+        "idle servers did, and a server that is only a URL). Memory and products: one core's pace right before each run; if "
+        "it spreads, so do results.",
     )  # fmt: skip
 
 
 def noise_warnings(noises: Mapping[str, Sequence[Noise]]) -> list[str]:
-    """What should not have been, in words."""
+    """What should not have been, in words. `noises` are of arms whose servers' own work is known."""
     found = [noise for each in noises.values() for noise in each]
     words = []
-    if (share := max(noise.others_share for noise in found)) > OTHERS_SHARE:
+    if (share := max((noise.others_share for noise in found), default=0.0)) > OTHERS_SHARE:
         words.append(f"other programs used up to {share:.0%} of the cores while a load ran; end them")
-    if (share := max(noise.stolen_share for noise in found)) > STOLEN_SHARE:
+    if (share := max((noise.stolen_share for noise in found), default=0.0)) > STOLEN_SHARE:
         words.append(f"other machines on this host took up to {share:.0%} of the cores while a load ran")
     return words
 

@@ -42,6 +42,7 @@ def comparison_report(compared: Compared, stand: Stand, around: Circumstances) -
         checks.append(check_outputs(baseline.name, other.name, pairs))
         findings.append(goodput_of_nothing(baseline.name, other.name, pairs, load.slo, around.confidence))
     noises = {arm.name: [trial.noise for trial in trials.by_arm[arm.name]] for arm in trials.arms}
+    own = {arm.name: noises[arm.name] for arm in trials.arms if not arm.url}
     tables = (*tuning_table(compared.tried), noise_table(noises))
     return Report(
         title=f"{load.name}: {' against '.join(arm.name for arm in trials.arms)}",
@@ -61,7 +62,7 @@ def comparison_report(compared: Compared, stand: Stand, around: Circumstances) -
         output_checks=tuple(checks),
         tables=tables,
         findings=tuple(filter(None, findings)),
-        warnings=(*noise_warnings(noises), *_other_models(trials.arms, stand)),
+        warnings=(*noise_warnings(own), *_other_models(trials.arms, stand)),
         slo=str(load.slo),
         hardware=around.hardware,
         settings=(

@@ -123,7 +123,7 @@ def _requests(args: argparse.Namespace, rng: random.Random) -> list[PlannedReque
     made = [
         PlannedRequest(
             index=index,
-            prompt=tuple(prompts.exact(rng, args.prompt, args.tokens).prompt),
+            prompt=prompts.exact_ids(rng, args.prompt),
             input_tokens=args.prompt,
             output_tokens=args.tokens,
         )

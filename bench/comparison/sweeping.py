@@ -18,6 +18,7 @@ from twinpool.bench.comparison.arms import Arm
 from twinpool.bench.comparison.measures import Seen, seen
 from twinpool.bench.comparison.rate_search import Bracket, Probe, Search, wilson
 from twinpool.bench.comparison.stand import Stand
+from twinpool.bench.comparison.workloads import bounds
 from twinpool.bench.comparison.yardstick import NUM_STREAMS, Yardstick
 from twinpool.bench.reports.model import Interval, MapCell, RateCurve, RatePoint, WinLoseMap, Winner
 from twinpool.bench.serving.arrivals import Pacing, Process, schedule
@@ -114,7 +115,7 @@ def corners(cell: Cell, yardstick: Yardstick) -> list[Objective]:
     ttfts = {"tight": TIGHT_TTFT * first_s, "loose": LOOSE_TTFT * first_s}
     gaps = {"tight": TIGHT_ITL * yardstick.itl_s, "loose": LOOSE_ITL * yardstick.itl_s}
     return [
-        Objective(f"{how_first} TTFT, {how_gap} ITL", Slo(ttft_s=ttfts[how_first], itl_p99_s=gaps[how_gap]))
+        Objective(f"{how_first} TTFT, {how_gap} ITL", bounds(ttfts[how_first], gaps[how_gap]))
         for how_first, how_gap in itertools.product(ttfts, gaps)
     ]
 

@@ -86,7 +86,7 @@ def interference(model: Model, yardstick: Yardstick, seconds: float) -> Load:
         f"{prompt}-token prompts with {output} tokens out, {rate_per_s:.2f} per second; beside them a prompt of "
         f"{long_prompt} tokens every {gap_s:.1f} s, for {lasts_s:.0f} s",
         requests,
-        Slo(ttft_s=LOOSE_TTFT * long_s, itl_p99_s=LOOSE_ITL * yardstick.itl_s),
+        bounds(LOOSE_TTFT * long_s, LOOSE_ITL * yardstick.itl_s),
     )
 
 
@@ -116,10 +116,7 @@ def chat(model: Model, yardstick: Yardstick, seconds: float) -> Load:
         f"prompts of about {CHAT_PROMPT} tokens, answers of about {CHAT_OUTPUT} (log-normal), {rate_per_s:.2f} "
         f"requests per second for {seconds:.0f} s",
         requests,
-        Slo(
-            ttft_s=LOOSE_TTFT * 4 * CHAT_PROMPT * yardstick.prompt_token_s,
-            itl_p99_s=LOOSE_ITL * yardstick.itl_s,
-        ),
+        bounds(LOOSE_TTFT * 4 * CHAT_PROMPT * yardstick.prompt_token_s, LOOSE_ITL * yardstick.itl_s),
     )
 
 
@@ -141,12 +138,17 @@ def from_dataset(
         settings.name.value,
         f"{count or 'all'} requests of {settings.path or settings.name.value}, {when}",
         requests,
-        Slo(ttft_s=LOOSE_TTFT * LONG_PROMPT_S, itl_p99_s=LOOSE_ITL * yardstick.itl_s),
+        bounds(LOOSE_TTFT * LONG_PROMPT_S, LOOSE_ITL * yardstick.itl_s),
     )
 
 
 LOADS = {"interference": interference, "chat": chat}
 """By name; each is made of a model, a yardstick and the seconds that it should last."""
+
+
+def bounds(ttft_s: float, itl_s: float) -> Slo:
+    """Bounds of three digits: more would only look exact."""
+    return Slo(ttft_s=float(f"{ttft_s:.3g}"), itl_p99_s=float(f"{itl_s:.3g}"))
 
 
 def merged(groups: dict[str, Sequence[PlannedRequest]]) -> list[PlannedRequest]:

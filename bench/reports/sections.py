@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Sequence
 from datetime import datetime
 
@@ -36,6 +37,7 @@ from twinpool.bench.serving.summary import EXPLAINED_WITHIN_S, Bucket, Cohort
 _LEAST_SCALE = 0.05
 """A forest plot of smaller changes is not stretched further."""
 _MOST_DIFFERENCES = 20
+_FIGURE = re.compile(r"[+−<-]?[\d.,]*\d%?")
 _LEVELS: tuple[tuple[str, Callable[[Distribution], float]], ...] = (
     ("p50", lambda found: found.p50),
     ("p90", lambda found: found.p90),
@@ -300,8 +302,9 @@ def _table(columns: Sequence[str], rows: Sequence[Sequence[Child]], note: str = 
 
 
 def _begins_as_figure(cell: Child) -> bool:
-    text = cell if isinstance(cell, str) else ""
-    return text[:1].isdigit() or text[:1] in ("+", "−", "-", "<", NONE)
+    """A name like 1P1D does not."""
+    first, _, _ = (cell if isinstance(cell, str) else "").partition(" ")
+    return first == NONE or _FIGURE.fullmatch(first) is not None
 
 
 def _moment(text: str) -> str:

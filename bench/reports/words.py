@@ -62,7 +62,7 @@ def verdict(each: Comparison) -> Headline:
     if each.verdict is Verdict.NO_DIFFERENCE:
         between = f"no difference shown between {each.baseline} and {each.other}"
         interval = bracketed(change, signed_percent)
-        why = f" {interval}" if interval else "; too few repetitions for an interval"
+        why = f" {interval}" if interval else "; no interval: too few repetitions or too much noise"
         return Headline(Tone.EVEN, each.measure.name, between + why, each)
     # The direction is in words, so the ends are without signs, the one nearer to 0 first.
     low, high = change.low, change.high

@@ -122,7 +122,7 @@ def _search(
     for number, cell in enumerate(cells):
         objectives = corners(cell, yardstick) if own is None else [Objective("yours", own)]
         search = Search(start_rate(cell, yardstick), target=args.attainment, resolution=args.resolution)
-        say(f"{cell.name}; good counts in the order of {', '.join(each.name for each in objectives)}")
+        say(f"{cell.name}; good ones in the order of {'; '.join(each.name for each in objectives)}")
         found.append([Searched(arm, cell, objectives, search) for arm in arms])
         now = time.monotonic()
         sweep_cell(
