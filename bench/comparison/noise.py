@@ -89,8 +89,8 @@ def noise_table(noises: Mapping[str, Sequence[Noise]]) -> Table:
         ),
         rows=rows,
         note="While loads ran, of all cores: what neither the arm's server nor the load generator used (other arms' "
-        "idle servers did, and a server that is only a URL). Memory and products: one core's pace right before each run; if "
-        "it spreads, so do results.",
+        "idle servers did, and a server that is only a URL). Memory and products: one core's pace right before each "
+        "run; if it spreads, so do results.",
     )  # fmt: skip
 
 
