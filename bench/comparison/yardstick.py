@@ -55,7 +55,7 @@ def measure_yardstick(
     """Sends a warm-up that does not count, long prompts one by one, and some streams at once.
 
     Raises:
-        NothingMeasured: none of it was completed.
+        NothingMeasured: something of it was not completed, or tokens did not come one by one.
     """
     prompt = min(_LONG_PROMPT, max_model_len // 2)
     long = [fixed(tokenizer, prompt, 2, 1, seed + number) for number in range(1 + _NUM_LONG)]
@@ -73,9 +73,17 @@ def measure_yardstick(
         if record.ending is Ending.COMPLETED and (first := ttft_s(record))
     ]
     gaps = [gap for record in streamed.requests for gap in itls_s(record).tolist() if gap > 0]
-    if not firsts or not gaps:
-        errors = {record.error for run in (*prompted, streamed) for record in run.requests if record.error}
-        raise NothingMeasured(f"no request was completed: {'; '.join(sorted(errors)) or 'no output'}")
+    everything = [record for run in (*prompted, streamed) for record in run.requests]
+    errors = sorted({record.error for record in everything if record.error})
+    if not firsts or errors:
+        raise NothingMeasured(
+            f"not all of some first requests were completed: {'; '.join(errors) or 'no output'}"
+        )
+    if not gaps:
+        raise NothingMeasured(
+            "all tokens of each answer came at once: something else keeps this machine busy, or the server does not "
+            "stream token by token"
+        )
     return Yardstick(statistics.median(firsts), statistics.median(gaps))
 
 
