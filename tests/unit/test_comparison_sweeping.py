@@ -1,0 +1,83 @@
+"""From runs at rates to the win-or-lose map: who holds more, and when nobody can say."""
+
+from __future__ import annotations
+
+import pytest
+
+from twinpool.bench.comparison.arms import Arm
+from twinpool.bench.comparison.rate_search import Probe, Search
+from twinpool.bench.comparison.sweeping import (
+    Cell,
+    Searched,
+    corners,
+    curve,
+    findings,
+    start_rate,
+    win_lose_map,
+)
+from twinpool.bench.comparison.yardstick import Yardstick
+from twinpool.bench.reports.model import Winner
+
+CELL = Cell(512, 64, 0.0)
+YARDSTICK = Yardstick(0.001, 0.02)
+(OBJECTIVE, *_) = corners(CELL, YARDSTICK)
+_ALL, _NONE, _SOME = 60, 0, 54
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "winner"),
+    [
+        ({1.0: _ALL, 1.15: _NONE}, {2.0: _ALL, 2.3: _NONE}, Winner.OTHER),
+        ({2.0: _ALL, 2.3: _NONE}, {1.0: _ALL, 1.15: _NONE}, Winner.BASELINE),
+        ({1.0: _ALL, 2.0: _NONE}, {1.5: _ALL, 3.0: _NONE}, Winner.NOBODY_SHOWN),
+        ({1.0: _ALL, 2.0: _NONE}, {2.5: _ALL}, Winner.OTHER),
+        ({1.0: _ALL, 2.0: _NONE}, {0.1: _NONE}, Winner.BASELINE),
+        ({0.1: _NONE}, {1.0: _ALL, 2.0: _NONE}, Winner.OTHER),
+        ({1.0: _NONE}, {0.5: _ALL, 0.6: _NONE}, Winner.NOBODY_SHOWN),
+        ({1.0: _SOME}, {1.0: _SOME}, Winner.NOBODY_HOLDS),
+        ({0.1: _NONE}, {0.1: _NONE}, Winner.NOBODY_HOLDS),
+        ({1.0: _ALL}, {1.0: _ALL}, Winner.NOBODY_SHOWN),
+    ],
+)
+def test_a_cell_is_won_only_where_brackets_are_apart(
+    before: dict[float, int], after: dict[float, int], winner: Winner
+) -> None:
+    known = win_lose_map([(_searched("colocated", before), _searched("1P1D", after))])
+    assert [cell.winner for cell in known.cells] == [winner]
+    told = findings(known)
+    assert len(told) == (winner in (Winner.OTHER, Winner.BASELINE))
+    if winner is Winner.BASELINE:
+        assert told[0].startswith("1P1D loses to colocated with 512 tokens in, 64 out")
+
+
+def test_runs_at_one_rate_are_one_point_and_hold_up_to_the_bracket() -> None:
+    searched = _searched("x", {1.0: _ALL, 2.0: _NONE})
+    searched.probes.append(Probe(1.0, 60, {OBJECTIVE.name: 60}))
+    searched.durations_s.append(60.0)
+    found = curve(searched, OBJECTIVE)
+    assert [(point.rate, point.attainment, point.holds) for point in found.points] == [
+        (1.0, 1.0, True),
+        (2.0, 0.0, False),
+    ]
+    assert found.points[0].goodput.estimate == pytest.approx(1.0)
+    assert found.highest_rate is not None
+    assert (found.highest_rate.low, found.highest_rate.high) == (1.0, 2.0)
+
+
+def test_four_objectives_are_multiples_of_what_is_undisturbed() -> None:
+    found = {each.name: each.slo for each in corners(CELL, YARDSTICK)}
+    assert len(found) == 4
+    tight, loose = found["tight TTFT, tight ITL"], found["loose TTFT, loose ITL"]
+    assert (tight.ttft_s, tight.itl_p99_s) == (1.06, 0.03)
+    assert (loose.ttft_s, loose.itl_p99_s) == (4.26, 0.08)
+
+
+def test_a_search_starts_at_half_of_what_the_busier_pool_can_do() -> None:
+    assert start_rate(Cell(512, 4, 0.0), YARDSTICK) == pytest.approx(0.5 / 0.512)
+    assert start_rate(Cell(8, 600, 0.0), YARDSTICK) == pytest.approx(0.5 * 6 / (600 * 0.02))
+
+
+def _searched(name: str, good: dict[float, int]) -> Searched:
+    """Sixty requests at each rate, of which so many were good, one per second."""
+    probes = [Probe(rate, 60, {OBJECTIVE.name: count}) for rate, count in good.items()]
+    return Searched(Arm(name), CELL, [OBJECTIVE], Search(start=1.0), probes, [60.0] * len(probes))
