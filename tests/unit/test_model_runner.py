@@ -126,7 +126,7 @@ def test_tokens_are_the_same_alone_and_among_others(runner: ModelRunner) -> None
     assert together == alone
 
 
-@pytest.mark.parametrize("max_model_len", [1, 2, 4])
+@pytest.mark.parametrize("max_model_len", [2, 3, 4])
 def test_warm_up_runs_even_when_the_context_is_tiny(model_dir: Path, max_model_len: int) -> None:
     """And stays within it: nothing is computed for positions that the model does not have."""
     runner = load_runner(model_dir, max_model_len=max_model_len)
@@ -180,7 +180,7 @@ def test_weights_that_do_not_fit_the_config_are_refused_by_name(model_dir: Path,
 
 
 def test_a_context_beyond_the_models_own_is_refused(model_dir: Path) -> None:
-    with pytest.raises(ConfigError, match=r"--max-model-len is 257; allowed: 1 to 256"):
+    with pytest.raises(ConfigError, match=r"--max-model-len is 257; allowed: 2 to 256"):
         load_runner(model_dir, max_model_len=257)
 
 
