@@ -192,11 +192,9 @@ def transfer_config(args: argparse.Namespace, deployment: str) -> TransferConfig
     return config
 
 
-def parse_cores(text: str) -> tuple[int, ...]:
-    """Core numbers from a list like ``0,2,3``. Raises ConfigError."""
+def parse_cores(text: str, flag: str = "--cores") -> tuple[int, ...]:
+    """Core numbers from a list like ``0,2,3``. Raises ConfigError, which names `flag`."""
     try:
         return tuple(int(part) for part in text.split(",") if part)
     except ValueError as exc:
-        raise ConfigError(
-            f"--cores is {text!r}; allowed: core numbers separated by commas, like 0,1"
-        ) from exc
+        raise ConfigError(f"{flag} is {text!r}; allowed: core numbers separated by commas, like 0,1") from exc
