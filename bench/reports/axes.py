@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from statistics import NormalDist
 
 _NORMAL = NormalDist()
-_LEVELS = (0.001, 0.01, 0.1, 0.5, 0.9, 0.99, 0.999, 0.9999)
+LEVELS = (0.001, 0.01, 0.1, 0.5, 0.9, 0.99, 0.999, 0.9999)
+"""Shares that a probability axis marks."""
 _STEPS = (1, 2, 5, 10)
 _DENSE_DECADES = 2.2
 """Over fewer decades 2 and 5 get ticks too."""
@@ -51,7 +52,7 @@ def probability_axis(num_values: int) -> Axis:
     lognormal is a straight line over a logarithmic axis."""
     least = 0.5 / max(num_values, 2)
     end = -normal_quantile(least)
-    ticks = tuple((level, f"{level * 100:g} %") for level in _LEVELS if least < level < 1 - least)
+    ticks = tuple((level, f"{level * 100:g} %") for level in LEVELS if least < level < 1 - least)
     return Axis(
         lambda share: _clip((normal_quantile(min(max(share, least), 1 - least)) + end) / (2 * end)), ticks
     )

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from twinpool.bench.reports.axes import ecdf, normal_quantile
+from twinpool.bench.reports.axes import LEVELS, ecdf, normal_quantile
 from twinpool.bench.reports.charts import MARKED, tick
 from twinpool.bench.reports.heat_map import depth, panels, words_of
 from twinpool.bench.reports.measured import Measured, measured
@@ -22,7 +22,6 @@ SUFFIXES = (".png", ".svg", ".pdf")
 _COLORS = ("#c4561b", "#1d6fb8", "#1b8a63", "#8a4fbf", "#b03a6a", "#7d6b12")
 """Of the arms, as on the page."""
 _STYLES = ("-", "--", ":", "-.", (0, (4, 4)), (0, (12, 4)))
-_LEVELS = (0.001, 0.01, 0.1, 0.5, 0.9, 0.99, 0.999, 0.9999)
 _DPI = 160
 
 
@@ -87,7 +86,7 @@ def _distributions(title: str, arms: Sequence[Measured], values: Sequence[Sequen
         marks = [(percentile(own, level), normal_quantile(level / 100)) for level in MARKED]
         shown = [(value, share) for value, share in marks if value > 0]
         axes.plot([value for value, _ in shown], [share for _, share in shown], "o", color=color, ms=4.5)
-    levels = [level for level in _LEVELS if 0.5 / count < level < 1 - 0.5 / count]
+    levels = [level for level in LEVELS if 0.5 / count < level < 1 - 0.5 / count]
     axes.set_yticks([normal_quantile(level) for level in levels], [f"{level * 100:g} %" for level in levels])
     axes.set_xscale("log")
     axes.xaxis.set_major_formatter(lambda value, _: tick(value))

@@ -43,11 +43,6 @@ class Alarm:
         if self._fd is not None:
             self._loop.add_reader(self._fd, self._rung)
 
-    @property
-    def is_exact(self) -> bool:
-        """Whether it is a timer of the system, not one of the event loop."""
-        return self._fd is not None
-
     def set(self, at: float) -> None:
         """Rings at `at` (monotonic clock, seconds), at once if that has passed."""
         if self._fd is not None:

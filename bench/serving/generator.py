@@ -46,8 +46,6 @@ _LEAD_S = 0.25
 """From the order to begin to the beginning."""
 _GRACE_S = 30.0
 """A sender that is silent for so long beyond every request's limit is lost."""
-_NOBODY = -1
-"""In a sender's place: the run was interrupted."""
 
 OnProgress = Callable[[Progress], None]
 
@@ -106,7 +104,8 @@ class _Senders:
 
     def __init__(self, plans: Sequence[Plan]) -> None:
         self._plans = plans
-        self._heard: queue.SimpleQueue[tuple[int, FromSender | None]] = queue.SimpleQueue()
+        self._heard: queue.SimpleQueue[tuple[int | None, FromSender | None]] = queue.SimpleQueue()
+        """Who, None for Ctrl-C, and what; no message: that sender says nothing more."""
         self._processes: list[subprocess.Popen[bytes]] = []
 
     def __enter__(self) -> _Senders:
@@ -157,6 +156,7 @@ class _Senders:
         deadline = time.monotonic() + READY_LIMIT_S
         for _ in self._plans:
             number, message = self._hear(deadline)
+            assert number is not None, "interrupts are heard from the load's beginning on"
             if isinstance(message, Refused):
                 raise ConfigError(message.why)
             if not isinstance(message, Ready):
@@ -170,11 +170,11 @@ class _Senders:
         limit_s = self._plans[0].settings.limit_s
         finished: dict[int, Finished] = {}
         was_interrupted = False
-        with _interrupts_heard(lambda: self._heard.put((_NOBODY, None))):
+        with _interrupts_heard(lambda: self._heard.put((None, None))):
             while len(finished) < len(self._plans):
                 silence_s = STOP_LIMIT_S if was_interrupted else limit_s + _GRACE_S
                 number, message = self._hear(max(begins_at, time.monotonic()) + silence_s)
-                if number == _NOBODY:
+                if number is None:
                     if was_interrupted:
                         raise KeyboardInterrupt
                     was_interrupted = True
@@ -194,7 +194,7 @@ class _Senders:
                         raise self._lost(number)
         return [finished[number] for number in sorted(finished)], was_interrupted
 
-    def _hear(self, deadline: float) -> tuple[int, FromSender | None]:
+    def _hear(self, deadline: float) -> tuple[int | None, FromSender | None]:
         try:
             return self._heard.get(timeout=max(0.0, deadline - time.monotonic()))
         except queue.Empty:

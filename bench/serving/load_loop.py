@@ -72,7 +72,7 @@ class LoadLoop:
         self._waiting: deque[Ask] = deque()
         self._running: set[Ask] = set()
         self._next = 0
-        self._num_sent = self._num_ended = self._num_pausing = 0
+        self._num_sent = 0
         self._is_stopped = False
         self._endings: Counter[str] = Counter()
         self._ttfts_s: list[float] = []
@@ -229,7 +229,6 @@ class LoadLoop:
         if ask.limit is not None:
             ask.limit.cancel()
         now = ask.ended_at = time.monotonic()
-        self._num_ended += 1
         ask.ending = self._judged(ask)
         self._endings[ask.ending] += 1
         self._note_latencies(ask)
@@ -255,11 +254,9 @@ class LoadLoop:
             return
         wanted_s = None if ask.answer is None else ask.answer.retry_after_s
         pause_s = min(wanted_s or _REFUSED_PAUSE_S, _LONGEST_PAUSE_S)
-        self._num_pausing += 1
         asyncio.get_running_loop().call_later(pause_s, self._pause_is_over)
 
     def _pause_is_over(self) -> None:
-        self._num_pausing -= 1
         self._ask_again()
         self._look_whether_over()
 

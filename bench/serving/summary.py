@@ -9,7 +9,7 @@ from enum import StrEnum
 import msgspec
 import numpy as np
 
-from twinpool.bench.serving.distributions import Distribution, distribution
+from twinpool.bench.serving.distributions import Distribution, Values, distribution
 from twinpool.bench.serving.metrics import (
     RequestMetrics,
     num_shared_tokens,
@@ -275,7 +275,7 @@ def _distribution(values: Iterable[float | None]) -> Distribution | None:
     return distribution(_known(values))
 
 
-def _pooled(gaps_s: Iterable[np.typing.NDArray[np.float64]]) -> Distribution | None:
+def _pooled(gaps_s: Iterable[Values]) -> Distribution | None:
     return distribution(np.concatenate([np.empty(0), *gaps_s]))
 
 

@@ -23,7 +23,7 @@ from support.scripted import WAIT_S, Scripted, asking_for, scripted_server, stea
 
 from twinpool.bench.scripted_server import Piece, Script, Sent, Then
 from twinpool.bench.serving.generator import run_load
-from twinpool.bench.serving.record import Chunk, Ending, RequestRecord, Run, TokenCount
+from twinpool.bench.serving.record import Chunk, Ending, RequestRecord, Run, TokenCount, decode_run
 from twinpool.bench.serving.server_facts import NoServer, ask_server
 from twinpool.bench.serving.settings import Endpoint, ServerKind
 from twinpool.bench.serving.slo import Slo
@@ -291,9 +291,8 @@ def test_the_command_prints_and_writes_a_result(server: Scripted, tmp_path: Path
 
 def test_ctrl_c_stops_the_load_and_shows_what_was_seen(server: Scripted, tmp_path: Path) -> None:
     before = len(server.log())
-    process = bench(
-        server, tmp_path, "--num-prompts", "2000", "--request-rate", "50", "--output-len", "100000"
-    )
+    flags = ("--num-prompts", "2000", "--request-rate", "50", "--output-len", "100000")
+    process = bench(server, tmp_path, *flags, "--warm-up", "20", "--save-records", "run.json")
     deadline = time.monotonic() + WAIT_S
     while len(server.log()) < before + 5:
         assert time.monotonic() < deadline, "no request came"
@@ -302,6 +301,8 @@ def test_ctrl_c_stops_the_load_and_shows_what_was_seen(server: Scripted, tmp_pat
     out, said = process.communicate(timeout=WAIT_S)
     assert process.returncode == 130, said
     assert "interrupted: this is what was seen until then" in out
+    assert "NOT A RESULT: --warm-up is 20.0" in out
+    assert decode_run((tmp_path / "run.json").read_bytes()).was_interrupted
     assert "cancelled: the run was stopped" in out
     assert sum(entry.was_left for entry in server.log().values()) >= 5
 

@@ -95,7 +95,7 @@ def test_a_window_and_a_number_take_a_part_of_a_trace(made: Any) -> None:
         ("\n\n", "is empty"),
         ("timestamp,input\n1,2\n", "line 1 of .* is not a request with timestamp"),
         (_lines(_traced(0, 5, 5), {"timestamp": 0}), "line 2 of .* missing required field `input_length`"),
-        (_lines(_traced(0, -5, 5)), "line 1 of .* cannot be"),
+        (_lines(_traced(0, -5, 5)), "line 1 of .* has -5 input tokens, 5 output tokens"),
         (_lines(_traced(0, 0, 5)), "no request with at least one token in and out"),
         (
             _lines(_traced(0, 100, 5, 1, 2)),
@@ -143,7 +143,7 @@ def test_csv_traces_are_known_by_their_headers(made: Any, content: str) -> None:
         ("time,input_len,output_len\n1,2,3\nsoon,2,3\n", "line 3 of .* but 'soon', '2', '3'"),
         ("time,input_len,output_len\n1,2.5,3\n", "line 2 of .* '2.5'"),
         ("time,input_len,output_len\n1,2\n", "line 2 of .* ''"),
-        ("time,input_len,output_len\nnan,2,3\n", "cannot be"),
+        ("time,input_len,output_len\nnan,2,3\n", "the time nan s; lengths are 0 or more, times finite"),
         ("time,input_len,output_len\n", "no request"),
         (b"\xff\xfe\x00", "is no text"),
     ],

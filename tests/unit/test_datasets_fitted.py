@@ -35,7 +35,6 @@ from twinpool.bench.serving.datasets.fitted import (
     fitted_shapes,
     fitted_traces,
 )
-from twinpool.bench.serving.datasets.settings import FITTED_DATASETS
 from twinpool.bench.serving.datasets.shapes import Shape, hashed
 
 FILES = {
@@ -43,7 +42,7 @@ FILES = {
     DatasetName.AZURE_CONVERSATION: ("AzureLLMInferenceTrace_conv.csv", "azure_2023_conversation.csv"),
     DatasetName.MOONCAKE_CONVERSATION: ("conversation_trace.jsonl", "mooncake_conversation.jsonl"),
 }
-NAMES = pytest.mark.parametrize("name", sorted(FITTED_DATASETS))
+NAMES = pytest.mark.parametrize("name", sorted(fitted_traces()))
 
 
 def _public_file(name: DatasetName) -> Path:

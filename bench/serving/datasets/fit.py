@@ -17,7 +17,6 @@ from dataclasses import dataclass
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from twinpool.bench.serving.datasets.fitted import (
     LEVELS,
@@ -30,9 +29,9 @@ from twinpool.bench.serving.datasets.fitted import (
 from twinpool.bench.serving.datasets.settings import DatasetName
 from twinpool.bench.serving.datasets.shapes import Shape
 from twinpool.bench.serving.datasets.traces import csv_trace, jsonl_trace
+from twinpool.bench.serving.distributions import Values
 from twinpool.errors import ConfigError
 
-Values = NDArray[np.float64]
 MOONCAKE_BLOCK = 512
 _AZURE = (
     "Azure LLM inference trace 2023, github.com/Azure/AzurePublicDataset b469a11, Microsoft; Patel et al., Splitwise, "

@@ -42,9 +42,6 @@ FILE_DATASETS = frozenset(
         DatasetName.RECORDS,
     }
 )
-FITTED_DATASETS = frozenset(
-    {DatasetName.AZURE_CODE, DatasetName.AZURE_CONVERSATION, DatasetName.MOONCAKE_CONVERSATION}
-)
 
 
 class PromptAs(StrEnum):

@@ -131,7 +131,10 @@ def _trace(path: str, rows: Iterable[_Row], block_size: int = 1) -> Drawn:
     left_out = 0
     for row in rows:
         if row.input_tokens < 0 or row.output_tokens < 0 or not math.isfinite(row.at_s):
-            raise ConfigError(f"{row.place} of {path} has a time or a length that cannot be: {row}")
+            raise ConfigError(
+                f"{row.place} of {path} has {row.input_tokens} input tokens, {row.output_tokens} output tokens and the "
+                f"time {row.at_s:g} s; lengths are 0 or more, times finite"
+            )
         if row.input_tokens == 0 or row.output_tokens == 0:
             left_out += 1
             continue
