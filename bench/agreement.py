@@ -12,13 +12,12 @@ What guidellm calls inter-token latency is the mean gap of a request (our TPOT),
 from __future__ import annotations
 
 import argparse
-import asyncio
 import contextlib
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,8 +25,7 @@ from typing import Any
 import msgspec
 import tokenizers
 
-from twinpool.bench.client import Client
-from twinpool.bench.scripted_server import MODEL, Sent
+from twinpool.bench.scripted_server import MODEL, Sent, running, sent_by
 from twinpool.bench.serving.arrivals import Pacing, Process, schedule
 from twinpool.bench.serving.datasets import DatasetSettings, RandomLengths, make_requests
 from twinpool.bench.serving.distributions import percentile
@@ -177,24 +175,9 @@ def run_ours(url: str, model: str, settings: Settings) -> Run:
     return run_load(requests, LoadSettings(url, model, kind=ServerKind.VLLM, with_timelines=False))
 
 
-@contextlib.contextmanager
-def _server(url: str | None) -> Iterator[str]:
+def _server(url: str | None) -> contextlib.AbstractContextManager[str]:
     """The running one, or a scripted one, whose delays begin anew."""
-    if url is not None:
-        yield url
-        return
-    command = [sys.executable, "-m", "twinpool.bench.scripted_server", "--until-stdin-ends", *_DELAYS]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        assert process.stdin is not None, "it is a pipe"
-        assert process.stdout is not None, "it is a pipe"
-        try:
-            yield f"http://127.0.0.1:{int(process.stdout.readline())}"
-        finally:
-            process.stdin.close()
-
-
-def _noted(url: str) -> list[Sent]:
-    return msgspec.json.decode(asyncio.run(Client(url).get("/log")).body, type=list[Sent])
+    return running(*_DELAYS) if url is None else contextlib.nullcontext(url)
 
 
 def _default_tokenizer() -> Path:
@@ -251,7 +234,7 @@ def _compare(args: argparse.Namespace) -> int:
     print("twinpool: the same", flush=True)
     with _server(args.url) as url:
         run = run_ours(url, model, settings)
-        log = None if args.url is not None else _noted(url)
+        log = None if args.url is not None else list(sent_by(url).values())
     rows = compared(run, report, log)
     print("\n".join([HEADER, *map(str, rows)]))
     differing = [row for row in rows if abs(row.difference) > TOLERANCE]

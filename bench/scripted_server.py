@@ -13,8 +13,10 @@ import contextlib
 import os
 import random
 import signal
+import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Iterator
 from enum import StrEnum
 from pathlib import Path
@@ -28,6 +30,7 @@ MODEL = "scripted"
 _CHUNKED = b"transfer-encoding: chunked\r\ncontent-type: text/event-stream\r\n"
 _REASONS = {200: "OK", 429: "Too Many Requests", 503: "Service Unavailable"}
 _LAST_CHUNK = b"0\r\n\r\n"
+_STOP_LIMIT_S = 30.0
 
 
 class Then(StrEnum):
@@ -340,6 +343,27 @@ async def _serve(args: argparse.Namespace) -> None:
         loop.add_reader(0, over.set)
     await over.wait()
     listening.close()
+
+
+@contextlib.contextmanager
+def running(*arguments: str, scheme: str = "http") -> Iterator[str]:
+    """One in a process of its own, with these flags; gives its URL, and ends it."""
+    command = [sys.executable, "-m", "twinpool.bench.scripted_server", "--until-stdin-ends", *arguments]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdin is not None, "it is a pipe"
+        assert process.stdout is not None, "it is a pipe"
+        try:
+            yield f"{scheme}://127.0.0.1:{int(process.stdout.readline())}"
+        finally:
+            process.stdin.close()
+            process.wait(_STOP_LIMIT_S)
+
+
+def sent_by(url: str) -> dict[str, Sent]:
+    """What the server at `url` sent so far, by request id, in the order of the requests."""
+    with urllib.request.urlopen(f"{url}/log", timeout=_STOP_LIMIT_S) as answer:
+        entries = msgspec.json.decode(answer.read(), type=list[Sent])
+    return {entry.request_id: entry for entry in entries}
 
 
 def main() -> int:

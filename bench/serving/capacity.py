@@ -8,18 +8,12 @@ processes stamp with the same clock), and whether the generator would call that 
 from __future__ import annotations
 
 import argparse
-import asyncio
-import contextlib
 import os
-import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-import msgspec
-
-from twinpool.bench.client import Client
-from twinpool.bench.scripted_server import MODEL, Sent
+from twinpool.bench.scripted_server import MODEL, Sent, running, sent_by
 from twinpool.bench.serving.arrivals import Pacing, Process, schedule
 from twinpool.bench.serving.distributions import percentile
 from twinpool.bench.serving.generator import run_load
@@ -30,7 +24,6 @@ from twinpool.bench.serving.workload import PlannedRequest
 
 EXIT_GOOD, EXIT_TOO_LATE = 0, 1
 WANTED_LAG_S = 0.001
-_STOP_LIMIT_S = 20.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,11 +77,11 @@ def measure(rate_per_s: float, num_tokens: int, seconds: float, cores: tuple[int
         for index in range(round(rate_per_s * seconds))
     ]
     requests = schedule(asked, Pacing(Process.POISSON, rate_per_s), seed=1)
-    with _scripted_server(cores[0]) as url:
+    with running("--core", str(cores[0])) as url:
         settings = LoadSettings(url, MODEL, kind=ServerKind.TWINPOOL, with_timelines=False, cores=(cores[1],))
         run = run_load(requests, settings)
-        log = msgspec.json.decode(asyncio.run(Client(url).get("/log")).body, type=list[Sent])
-    return _reached(rate_per_s, run, {entry.request_id: entry for entry in log})
+        log = sent_by(url)
+    return _reached(rate_per_s, run, log)
 
 
 def _reached(rate_per_s: float, run: Run, log: dict[str, Sent]) -> Reached:
@@ -117,26 +110,6 @@ def _delays_s(run: Run, log: dict[str, Sent]) -> list[float]:
         for record in run.requests
         for chunk, sent_at in zip(record.chunks, log[record.request_id].pieces_at, strict=False)
     ]
-
-
-@contextlib.contextmanager
-def _scripted_server(core: int) -> Iterator[str]:
-    command = [
-        sys.executable,
-        "-m",
-        "twinpool.bench.scripted_server",
-        "--until-stdin-ends",
-        "--core",
-        str(core),
-    ]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        assert process.stdin is not None, "it is a pipe"
-        assert process.stdout is not None, "it is a pipe"
-        try:
-            yield f"http://127.0.0.1:{int(process.stdout.readline())}"
-        finally:
-            process.stdin.close()
-            process.wait(_STOP_LIMIT_S)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

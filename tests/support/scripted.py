@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from twinpool.bench.scripted_server import MODEL, Piece, Script, Sent
+from twinpool.bench.scripted_server import MODEL, Piece, Script, Sent, running, sent_by
 from twinpool.bench.serving.settings import Endpoint, LoadSettings, ServerKind
 from twinpool.bench.serving.workload import PlannedRequest
 
@@ -28,9 +25,7 @@ class Scripted:
 
     def log(self) -> dict[str, Sent]:
         """What it sent so far, by request id."""
-        with urllib.request.urlopen(f"{self.url}/log", timeout=WAIT_S) as answer:
-            entries = msgspec.json.decode(answer.read(), type=list[Sent])
-        return {entry.request_id: entry for entry in entries}
+        return sent_by(self.url)
 
     def settings(self, kind: ServerKind = ServerKind.TWINPOOL, **others: object) -> LoadSettings:
         """For a load on it, without timelines, which it has not."""
@@ -45,15 +40,8 @@ class Scripted:
 @contextmanager
 def scripted_server(*arguments: str, scheme: str = "http") -> Iterator[Scripted]:
     """Starts one with these flags, and ends it."""
-    command = [sys.executable, "-m", "twinpool.bench.scripted_server", "--until-stdin-ends", *arguments]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        try:
-            yield Scripted(f"{scheme}://127.0.0.1:{int(process.stdout.readline())}")
-        finally:
-            process.stdin.close()
-            process.wait(WAIT_S)
+    with running(*arguments, scheme=scheme) as url:
+        yield Scripted(url)
 
 
 def asking_for(scripts: Sequence[Script], at_s: Sequence[float] | None = None) -> list[PlannedRequest]:
