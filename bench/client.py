@@ -1,6 +1,7 @@
-"""A streaming client that measures: what came, when each token came, and how the stream ended.
+"""The client of the programs that hold the server to its promises: it asks, and leaves as it likes.
 
-It uses a connection per request, which it closes to leave.
+It uses a connection per request, which it closes to leave. Loads at set times are sent by `serving/load_loop.py`, which
+reads its streams by the same `StreamedAnswer`.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ from typing import Any
 
 import msgspec
 
-from twinpool.bench.events import Choice, ErrorBody, EventSplitter, decode_event
 from twinpool.bench.http1 import Address, Answer, Connection, connect
+from twinpool.bench.serving.answer import StreamedAnswer
 
 GET_LIMIT_S = 10.0
 
@@ -143,130 +144,105 @@ class Client:
         headers = [*self._headers, "Content-Type: application/json"]
         if request_id:
             headers.append(f"X-Request-Id: {request_id}")
-        recorder = _Recorder(departure or Departure())
-        outcome = recorder.outcome
-        outcome.request_id = request_id
+        stream = _Stream(departure or Departure())
+        outcome = Outcome(request_id)
         request = self._address.request("POST", "/v1/completions", headers, generation.body())
         outcome.sent_at = time.monotonic()
         leaving: asyncio.TimerHandle | None = None
         try:
             async with asyncio.timeout(limit_s):
-                recorder.connection = await connect(self._address, self._tls)
-                recorder.connection.ask(request, recorder)
+                stream.connection = await connect(self._address, self._tls)
+                stream.connection.ask(request, stream)
                 outcome.sent_at = time.monotonic()
                 if departure is not None and departure.after_s is not None:
-                    leaving = asyncio.get_running_loop().call_later(departure.after_s, recorder.leave)
-                await recorder.is_over
+                    leaving = asyncio.get_running_loop().call_later(departure.after_s, stream.leave)
+                await stream.is_over
         except TimeoutError:
             outcome.end = End.HUNG
         except OSError as exc:
             outcome.end, outcome.error = End.UNREACHABLE, str(exc)
         else:
-            recorder.close()
+            outcome.end = stream.end()
         finally:
             if leaving is not None:
                 leaving.cancel()
-            if recorder.connection is not None:
-                recorder.connection.abort()
+            if stream.connection is not None:
+                stream.connection.abort()
         outcome.ended_at = time.monotonic()
+        stream.fill(outcome)
         return outcome
 
 
-class _AwaitedAnswer(Answer):
-    """`is_over` is done when the answer is whole or the connection has ended."""
+class _WholeAnswer(Answer):
+    """Keeps the body. `is_over` is done when it is whole or the connection has ended."""
 
     def __init__(self) -> None:
         super().__init__()
+        self.parts: list[bytes] = []
         self.is_over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def take(self, data: bytes, at: float) -> None:  # noqa: ARG002  # an answer's
+        self.parts.append(data)
 
     def over(self) -> None:
         if not self.is_over.done():
             self.is_over.set_result(None)
 
 
-class _WholeAnswer(_AwaitedAnswer):
-    """Keeps the body."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.parts: list[bytes] = []
-
-    def take(self, data: bytes, at: float) -> None:  # noqa: ARG002  # an answer's
-        self.parts.append(data)
-
-
-class _Recorder(_AwaitedAnswer):
-    """Turns the bytes of one answer into an `Outcome`."""
+class _Stream(StreamedAnswer):
+    """A streamed answer whose client may leave. `is_over` as above."""
 
     def __init__(self, departure: Departure) -> None:
         super().__init__()
-        self.outcome = Outcome()
+        self.is_over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.connection: Connection | None = None
+        self.was_left = False
+        self.num_body_bytes = 0
         self._leave_at_tokens = departure.after_tokens
-        self._events = EventSplitter()
-        self._refusal = b""
+
+    def over(self) -> None:
+        if not self.is_over.done():
+            self.is_over.set_result(None)
 
     def leave(self) -> None:
         """The client goes away now, unless its answer is over."""
         if not self.is_over.done() and self.connection is not None:
-            self.outcome.end = End.LEFT
+            self.was_left = True
             self.connection.abort()
 
-    def close(self) -> None:
-        """The exchange is over: says how."""
-        outcome = self.outcome
-        outcome.status = self.status
-        outcome.request_id = self.headers.get("x-request-id", outcome.request_id)
-        if outcome.end is End.LEFT or not self.is_whole:
-            return
-        if self.status == 200:
-            if outcome.error:
-                outcome.end = End.FAILED
-            elif outcome.finish_reason is not None:
-                outcome.end = End.COMPLETE
-            return
-        outcome.end = End.REFUSED
-        if "retry-after" in self.headers:
-            outcome.retry_after_s = float(self.headers["retry-after"])
-        self._event(self._refusal, outcome.sent_at)
-
     def take(self, data: bytes, at: float) -> None:
-        self.outcome.num_body_bytes += len(data)
-        if self.status != 200:
-            self._refusal += data
-            return
-        for event in self._events.feed(data):
-            if event.startswith(b"{"):
-                self._event(event, at)
-
-    def _event(self, data: bytes, at: float) -> None:
-        outcome = self.outcome
-        try:
-            event = decode_event(data)
-        except msgspec.MsgspecError:
-            outcome.error = f"not an event: {data[:200]!r}"
-            return
-        match event.error:
-            case ErrorBody(message=message, code=code):
-                outcome.error, outcome.error_code = message, str(code or "")
-            case str(message):
-                outcome.error = message
-        if event.usage is not None:
-            outcome.num_prompt_tokens = event.usage.prompt_tokens
-            outcome.num_output_tokens = event.usage.completion_tokens
-        for choice in event.choices or ():
-            self._choice(choice, at)
-
-    def _choice(self, choice: Choice, at: float) -> None:
-        outcome = self.outcome
-        outcome.finish_reason = choice.finish_reason or outcome.finish_reason
-        text, token_ids = choice.output, choice.token_ids or ()
-        if not (text or token_ids):
-            return
-        if outcome.first_output_at is None:
-            outcome.first_output_at = at
-        outcome.text += text
-        outcome.token_ids += token_ids
-        outcome.token_at += [at] * len(token_ids)
-        if self._leave_at_tokens is not None and len(outcome.token_ids) >= self._leave_at_tokens:
+        self.num_body_bytes += len(data)
+        super().take(data, at)
+        if self._leave_at_tokens is not None and len(self.token_ids) >= self._leave_at_tokens:
             self.leave()
+
+    def end(self) -> End:
+        """How it ended, by what came."""
+        if self.was_left:
+            return End.LEFT
+        if not self.is_whole:
+            return End.BROKEN
+        if self.status != 200:
+            return End.REFUSED
+        if self.error:
+            return End.FAILED
+        return End.BROKEN if self.finish_reason is None else End.COMPLETE
+
+    def fill(self, outcome: Outcome) -> None:
+        """Says what came."""
+        self.read_refusal()
+        outcome.request_id = self.headers.get("x-request-id", outcome.request_id)
+        outcome.status = self.status
+        outcome.first_output_at = self.times[0] if self.times else None
+        outcome.token_ids = self.token_ids
+        outcome.token_at = [
+            at for at, count in zip(self.times, self.id_counts, strict=True) for _ in range(count or 0)
+        ]
+        outcome.text = "".join(self.texts)
+        outcome.num_body_bytes = self.num_body_bytes
+        outcome.finish_reason = self.finish_reason
+        outcome.error, outcome.error_code = outcome.error or self.error, self.error_code
+        outcome.retry_after_s = self.retry_after_s
+        if self.usage is not None:
+            outcome.num_prompt_tokens = self.usage.prompt_tokens
+            outcome.num_output_tokens = self.usage.completion_tokens
