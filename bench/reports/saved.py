@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from twinpool.bench.reports.measured import arm_of
 from twinpool.bench.reports.model import ArmReport, Fact, Report, decode_report
 from twinpool.bench.serving.record import Run, decode_run
 from twinpool.bench.serving.slo import Slo
+from twinpool.bench.serving.summary import WindowKind, window_of
 from twinpool.bench.serving.verdict import generator_faults
 from twinpool.errors import ConfigError
 
@@ -63,13 +64,25 @@ def report_of(
 
 
 def _arm(name: str, runs: Sequence[Run], slo: Slo | None) -> ArmReport:
-    faults = []
+    faults, windows = [], []
     for number, run in enumerate(runs, 1):
         # In a burst all are meant for one moment, and how long sending them takes is no lag.
         is_paced = len({record.intended_at_s for record in run.requests}) > 1
         after = f" (repetition {number})" if len(runs) > 1 else ""
         faults += [fault + after for fault in generator_faults(run, is_paced=is_paced)]
-    return arm_of(name, runs, slo, not_a_result=faults)
+        if run.requests:
+            window, fault = window_of(run, *_asked_window(run.settings))
+            faults += [fault + after] if fault else []
+            windows.append(window)
+    # As `twinpool bench` told them; a run without requests has no window.
+    return arm_of(name, runs, slo, windows if len(windows) == len(runs) else (), not_a_result=faults)
+
+
+def _asked_window(settings: Mapping[str, Any]) -> tuple[WindowKind, float]:
+    is_steady = settings.get("window") == WindowKind.STEADY_STATE
+    warm_up_s = settings.get("warm_up")
+    kind = WindowKind.STEADY_STATE if is_steady else WindowKind.CLOSED_COHORT
+    return kind, float(warm_up_s) if isinstance(warm_up_s, int | float) else 0.0
 
 
 def _shared(settings: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from twinpool.bench.serving.metrics import (
 from twinpool.bench.serving.record import Ending, RequestRecord, Run
 from twinpool.bench.serving.slo import Slo
 from twinpool.config import require
+from twinpool.errors import ConfigError
 
 INPUT_EDGES = (0, 128, 512, 2048, 8192, 32_768)
 OUTPUT_EDGES = (0, 32, 128, 512, 2048)
@@ -80,6 +81,18 @@ def steady_state(run: Run, warm_up_s: float) -> Window:
     allowed = "closed_cohort, as all requests were to arrive at once"
     require("--window", WindowKind.STEADY_STATE.value, last_s > 0, allowed)
     return _window(WindowKind.STEADY_STATE, warm_up_s, last_s)
+
+
+def window_of(run: Run, kind: WindowKind, warm_up_s: float) -> tuple[Window, str]:
+    """The window of that kind; or, if the load was over too early for it, that of all requests, and why."""
+    choose = steady_state if kind is WindowKind.STEADY_STATE else closed_cohort
+    try:
+        window = choose(run, warm_up_s)
+    except ConfigError as exc:
+        return closed_cohort(run), str(exc)
+    if window.measured(run.requests):
+        return window, ""
+    return closed_cohort(run), f"no request came after --warm-up, {warm_up_s:g} s"
 
 
 def _window(kind: WindowKind, from_s: float, to_s: float) -> Window:

@@ -9,13 +9,12 @@ import pytest
 
 from twinpool.bench.serving.arrivals import Pacing, Process
 from twinpool.bench.serving.record import Chunk, Ending, RequestRecord, Run, TokenCount
-from twinpool.bench.serving.summary import WindowKind
+from twinpool.bench.serving.summary import WindowKind, window_of
 from twinpool.bench.serving.workload import PlannedRequest
 from twinpool.commands.bench_serve import (
     _check_flags,
     _check_window,
     _counts,
-    _window,
     add_part,
     command_shown,
 )
@@ -115,14 +114,16 @@ def test_a_burst_has_no_steady_state_and_a_closed_loop_is_not_known_before() -> 
 
 
 @pytest.mark.parametrize("kind", WindowKind)
-@pytest.mark.parametrize("warm_up", ["2.5", "60"])
-def test_a_load_that_was_over_too_early_is_told_whole_with_the_reason(kind: WindowKind, warm_up: str) -> None:
-    window, fault = _window(parsed("--warm-up", warm_up, "--window", kind.value), run_of(0.0, 1.0, 2.0))
+@pytest.mark.parametrize("warm_up_s", [2.5, 60.0])
+def test_a_load_that_was_over_too_early_is_told_whole_with_the_reason(
+    kind: WindowKind, warm_up_s: float
+) -> None:
+    window, fault = window_of(run_of(0.0, 1.0, 2.0), kind, warm_up_s)
     assert (window.kind, window.from_s, window.to_s) == (WindowKind.CLOSED_COHORT, 0.0, 3.0)
     assert "--warm-up" in fault
 
 
 @pytest.mark.parametrize("kind", WindowKind)
 def test_the_window_that_was_asked_for_has_no_fault(kind: WindowKind) -> None:
-    window, fault = _window(parsed("--warm-up", "0.5", "--window", kind.value), run_of(0.0, 1.0, 2.0))
+    window, fault = window_of(run_of(0.0, 1.0, 2.0), kind, 0.5)
     assert (window.kind, window.from_s, fault) == (kind, 0.5, "")

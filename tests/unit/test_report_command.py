@@ -85,6 +85,18 @@ def test_a_run_whose_generator_was_the_bottleneck_is_called_no_result(
     assert first.startswith("not a result: late: half of the requests were sent more than 500.00 ms late")
 
 
+def test_the_warm_up_that_a_run_was_made_with_does_not_count(folder: Path) -> None:
+    run = made_up_run(num_requests=12)
+    warm_up_s = sorted(record.intended_at_s for record in run.requests)[5]
+    for name, seconds in (("a", 0.0), ("b", warm_up_s)):
+        changed = msgspec.structs.replace(run, settings=run.settings | {"warm_up": seconds})
+        (folder / f"{name}.json").write_bytes(encode_run(changed))
+    assert main(["report", "a.json", "b.json", "-o", "out.html"]) == 0
+    arms = json.loads((folder / "out.json").read_bytes())["arms"]
+    assert [arm["windows"][0]["from_s"] for arm in arms] == [0.0, warm_up_s]
+    assert arms[0]["not_a_result"] == arms[1]["not_a_result"] == []
+
+
 @pytest.mark.parametrize(
     ("content", "words"),
     [

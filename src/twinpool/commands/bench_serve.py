@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from twinpool.bench.serving.record import Run
     from twinpool.bench.serving.server_facts import ServerFacts
     from twinpool.bench.serving.settings import LoadSettings
-    from twinpool.bench.serving.summary import Window
     from twinpool.bench.serving.workload import PlannedRequest
 
 EXIT_GOOD, EXIT_NO_RESULT, EXIT_NOTHING_COMPLETED, EXIT_INTERRUPTED = 0, 1, 4, 130
@@ -60,7 +59,7 @@ def add_part(parts: argparse._SubParsersAction[argparse.ArgumentParser]) -> argp
     add_load_flags(parser)
     add_result_flags(parser)
     add_dataset_flags(parser)
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, parser=parser)
     return parser
 
 
@@ -78,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
     from twinpool.bench.serving.record import encode_run
     from twinpool.bench.serving.result import result_json
     from twinpool.bench.serving.slo import parse_goodput
-    from twinpool.bench.serving.summary import summarize
+    from twinpool.bench.serving.summary import WindowKind, summarize, window_of
     from twinpool.bench.serving.verdict import generator_faults
 
     slo = parse_goodput(args.goodput)
@@ -106,7 +105,7 @@ def run(args: argparse.Namespace) -> int:
         return EXIT_INTERRUPTED
     if args.save_records is not None:  # first: whatever is said of them, they are all that the load brought
         _write(args.save_records, encode_run(seen))
-    window, window_fault = _window(args, seen)
+    window, window_fault = window_of(seen, WindowKind(args.window), args.warm_up)
     summary = summarize(seen, slo, window, accelerators=accelerators)
     is_paced = pacing.is_open and pacing.process != "burst"
     faults = generator_faults(seen, is_paced=is_paced)
@@ -287,20 +286,6 @@ def _check_window(args: argparse.Namespace, requests: Sequence[PlannedRequest], 
         require("--window", args.window, last_s > 0, "closed_cohort, as all requests arrive at once")
     allowed = f"less than the {last_s:.3g} s after which the last request arrives"
     require("--warm-up", args.warm_up, args.warm_up == 0 or args.warm_up < last_s, allowed)
-
-
-def _window(args: argparse.Namespace, run: Run) -> tuple[Window, str]:
-    """The one that was asked for; or, if the load was over too early for it, that of all requests, and why."""
-    from twinpool.bench.serving.summary import closed_cohort, steady_state
-
-    choose = steady_state if args.window == "steady_state" else closed_cohort
-    try:
-        window = choose(run, args.warm_up)
-    except ConfigError as exc:
-        return closed_cohort(run), str(exc)
-    if window.measured(run.requests):
-        return window, ""
-    return closed_cohort(run), f"no request came after --warm-up, {args.warm_up:g} s"
 
 
 def _percentiles(text: str) -> list[float]:
