@@ -16,11 +16,13 @@ import tokenizers
 
 from twinpool.bench.comparison.arms import Arm
 from twinpool.bench.comparison.measures import Seen, seen
+from twinpool.bench.comparison.noise import Noise
 from twinpool.bench.comparison.rate_search import Bracket, Probe, Search, wilson
 from twinpool.bench.comparison.stand import Stand
 from twinpool.bench.comparison.workloads import bounds
 from twinpool.bench.comparison.yardstick import NUM_STREAMS, Yardstick
-from twinpool.bench.reports.model import Interval, MapCell, RateCurve, RatePoint, WinLoseMap, Winner
+from twinpool.bench.reports.model import Found, Interval, MapCell, RateCurve, RatePoint, WinLoseMap, Winner
+from twinpool.bench.reports.words import number, rate_words
 from twinpool.bench.serving.arrivals import Pacing, Process, schedule
 from twinpool.bench.serving.datasets import (
     DatasetName,
@@ -92,6 +94,11 @@ class Objective:
     name: str
     slo: Slo
 
+    @property
+    def short(self) -> str:
+        """Like "tight/loose": of TTFT and of ITL."""
+        return self.name.replace(" TTFT, ", "/").removesuffix(" ITL")
+
 
 @dataclass(slots=True)
 class Searched:
@@ -103,10 +110,25 @@ class Searched:
     search: Search
     probes: list[Probe] = field(default_factory=list)
     durations_s: list[float] = field(default_factory=list)
+    noises: list[Noise] = field(default_factory=list)
 
     def bracket(self, objective: Objective) -> Bracket:
         """Where its highest rate lies."""
         return self.search.bracket(self.probes, objective.name)
+
+    def found(self, objective: Objective) -> Found:
+        """What its search came to."""
+        return self.search.found(self.probes, objective.name)
+
+    @property
+    def open_objectives(self) -> list[Objective]:
+        """Those whose search has not come to an end."""
+        return [each for each in self.objectives if self.search.is_open(self.probes, each.name)]
+
+    @property
+    def next_rate(self) -> float | None:
+        """The rate to try next; None if none need be."""
+        return self.search.next_rate(self.probes, [each.name for each in self.objectives])
 
 
 def corners(cell: Cell, yardstick: Yardstick) -> list[Objective]:
@@ -137,8 +159,9 @@ def sweep_cell(
     until: float,
     say: Say,
 ) -> None:
-    """Searches on every arm, a run of one and then of the next, until all is known or `until` has passed (monotonic).
-    What is tried is added to `searches`, which are of one cell; it is there even if this raises.
+    """Searches on every arm, a run of one and then of the next, until all is known or another run would end after
+    `until` (monotonic); each arm's first run is done in any case. What is tried is added to `searches`, which are of
+    one cell; it is there even if this raises.
 
     Equal rates have equal requests on all arms.
 
@@ -147,22 +170,35 @@ def sweep_cell(
         KeyboardInterrupt: Ctrl-C.
     """
     is_open = True
-    while is_open and time.monotonic() < until:
+    while is_open:
         is_open = False
         for each in searches:
-            names = [objective.name for objective in each.objectives]
-            rate = each.search.next_rate(each.probes, names)
-            if rate is None or time.monotonic() >= until:
+            if (rate := each.next_rate) is None:
                 continue
-            is_open = True
             tries = sum(probe.rate == rate for probe in each.probes)
             requests = each.cell.requests(tokenizer, rate, seconds, seed + tries)
-            run = stand.load(each.arm, requests, f"{each.cell.slug}-{rate:.4f}-{tries}").run
-            probe = probe_of(rate, {o.name: seen(run, o.slo) for o in each.objectives})
+            arrivals_s = max(request.at_s or 0.0 for request in requests)
+            if each.probes and time.monotonic() + arrivals_s > until:
+                continue
+            is_open = True
+            trial = stand.load(each.arm, requests, f"{each.cell.slug}-{rate:.4f}-{tries}")
+            probe = probe_of(rate, {o.name: seen(trial.run, o.slo) for o in each.objectives})
             each.probes.append(probe)
-            each.durations_s.append(run.duration_s)
-            good = ", ".join(f"{probe.num_good[name]}" for name in names)
-            say(f"  {each.arm.name}: {rate:.3g}/s: {good} of {len(requests)} good")
+            each.durations_s.append(trial.run.duration_s)
+            each.noises.append(trial.noise)
+            good = ", ".join(f"{o.short} {probe.num_good[o.name]}" for o in each.objectives)
+            say(f"  {each.arm.name}: {rate:.3g}/s: of {len(requests)} requests good: {good}")
+    if left := [searched for searched in searches if searched.open_objectives]:
+        say(f"{left[0].cell.name}: the time is up; not finished: {unfinished(left)}")
+
+
+def unfinished(searches: Sequence[Searched]) -> str:
+    """Which searches have not come to an end, in words: arms with the objectives of each."""
+    return "; ".join(
+        f"{each.arm.name} ({', '.join(objective.short for objective in each.open_objectives)})"
+        for each in searches
+        if each.open_objectives
+    )
 
 
 def probe_of(rate: float, judged: dict[str, list[Seen]]) -> Probe:
@@ -188,15 +224,22 @@ def curve(searched: Searched, objective: Objective) -> RateCurve:
                 rate=rate,
                 goodput=Interval(good / seconds, low * count / seconds, high * count / seconds),
                 attainment=good / count,
-                holds=searched.bracket(objective).low >= rate,
+                holds=_holds(searched.bracket(objective), rate),
             )
         )
     return RateCurve(
         arm=searched.arm.name,
         points=tuple(points),
-        highest_rate=_interval(searched.bracket(objective)),
+        highest_rate=_interval(searched.bracket(objective))
+        if searched.found(objective) in (Found.HOLDS, Found.AT_NO_RATE)
+        else None,
         workload=f"{searched.cell.name}; {objective.name}",
     )
+
+
+def _holds(bracket: Bracket, rate: float) -> bool | None:
+    """None between what holds and what fails."""
+    return None if bracket.low < rate < bracket.high else rate <= bracket.low
 
 
 def win_lose_map(found: Sequence[tuple[Searched, Searched]]) -> WinLoseMap:
@@ -236,6 +279,8 @@ def _map_cell(before: Searched, after: Searched, objective: Objective) -> MapCel
         slo=objective.name,
         baseline_rate=_interval(baseline),
         other_rate=_interval(other),
+        baseline_found=before.found(objective),
+        other_found=after.found(objective),
         gain=gain,
     )
 
@@ -257,8 +302,29 @@ def findings(known: WinLoseMap) -> list[str]:
     }
     return [
         f"{text} with {cell.input_tokens:,} tokens in, {cell.output_tokens:,} out, {cell.reuse:.0%} shared, "
-        f"{cell.slo}: {cell.other_rate.estimate:.3g} against {cell.baseline_rate.estimate:.3g} requests/s"
+        f"{cell.slo}: {' against '.join(rate_words(*each) for each in cell.rates)} requests/s"
         for winner, text in words.items()
         for cell in known.cells
         if cell.winner is winner
     ]
+
+
+def doubts(found: Sequence[Sequence[Searched]], minutes: float) -> list[str]:
+    """Warnings of what was searched, cell by cell: that the time was up, and runs that contradict each other."""
+    searches = [searched for cell in found for searched in cell]
+    told = []
+    if num_open := sum(len(each.open_objectives) for each in searches):
+        num_all = sum(len(each.objectives) for each in searches)
+        told.append(
+            f"the time was up ({minutes:g} minutes) before {num_open} of {num_all} searches came to an end: what they "
+            "lack is “not known” or a wide interval; give more --minutes, or fewer lengths"
+        )
+    for each in searches:
+        for objective in each.objectives:
+            for odd in each.search.at_odds(each.probes, objective.name):
+                rates = f"{number(odd.rates[0])} and {number(odd.rates[-1])}"
+                told.append(
+                    f"{each.arm.name}, {each.cell.name}, {objective.name}: runs between {rates} requests/s contradict "
+                    "each other (it failed below a rate at which it held), so none of them is believed"
+                )
+    return told

@@ -16,6 +16,8 @@ MARKED = (50, 90, 99)
 WIDTH, HEIGHT = 520, 320
 _LEFT, _RIGHT, _TOP, _BOTTOM = 58, 16, 14, 46
 NUM_COLORS = 6
+_DOTS = {True: None, False: "hollow", None: "unsure"}
+"""Their class, by whether the SLOs hold."""
 _DASHES = (None, "7 3", "2 3", "9 3 2 3", "4 4", "12 4")
 
 
@@ -66,7 +68,8 @@ def distribution_chart(title: str, series: Sequence[Series]) -> Markup | None:
 
 def rate_chart(curves: Sequence[tuple[int, RateCurve]]) -> Markup | None:
     """Goodput against the rate that was offered, with the place of each curve's arm; None without points. A dot is
-    filled where the SLOs hold; the line that a server would follow that keeps every SLO is dotted."""
+    filled where the SLOs hold, pale where that is not known; the line that a server would follow that keeps every SLO is
+    dotted."""
     points = [point for _, curve in curves for point in curve.points]
     if not points:
         return None
@@ -90,7 +93,7 @@ def rate_chart(curves: Sequence[tuple[int, RateCurve]]) -> Markup | None:
                 f"{curve.arm} at {number(point.rate)} requests/s: goodput {number(point.goodput.estimate)}, "
                 f"{percent(point.attainment)} within every SLO"
             )
-            drawn.append(_dot(at_x, at_y, says, is_hollow=not point.holds))
+            drawn.append(_dot(at_x, at_y, says, _DOTS[point.holds]))
         marks.append(tag("g", *drawn, class_=arm_class(place)))
     return _frame("goodput against request rate", x, y, "requests/s offered", "goodput (requests/s)", marks)
 
@@ -129,8 +132,8 @@ def _highest(x: Axis, y: Axis, arm: str, rate: Interval) -> list[Child]:
     ]
 
 
-def _dot(x: float, y: float, says: str, is_hollow: bool = False) -> Markup:
-    return tag("circle", tag("title", says), cx=x, cy=y, r=4, class_="hollow" if is_hollow else None)
+def _dot(x: float, y: float, says: str, class_: str | None = None) -> Markup:
+    return tag("circle", tag("title", says), cx=x, cy=y, r=4, class_=class_)
 
 
 def _frame(title: str, x: Axis, y: Axis, x_label: str, y_label: str, marks: Sequence[Child]) -> Markup:

@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 
 from twinpool.bench.reports.markup import Markup, tag, text_of
-from twinpool.bench.reports.model import MapCell, WinLoseMap, Winner
-from twinpool.bench.reports.words import bracketed, number, percent
+from twinpool.bench.reports.model import Found, Interval, MapCell, WinLoseMap, Winner
+from twinpool.bench.reports.words import NONE, bracketed, percent, rate_words
 
 _FULL_DEPTH_LOG2 = 1.0
 """Twice or half has the deepest colour."""
@@ -18,6 +18,7 @@ _CLASSES = {
     Winner.BASELINE: "baseline",
     Winner.NOBODY_SHOWN: "neither",
     Winner.NOBODY_HOLDS: "nobody",
+    Winner.NOT_KNOWN: "unknown",
 }
 
 
@@ -33,16 +34,33 @@ def panels(cells: Sequence[MapCell]) -> dict[str, list[MapCell]]:
 
 def words_of(cell: MapCell) -> tuple[str, str]:
     """What a cell says, large and small: the gain, and the two rates in requests/s."""
-    rates = f"{number(cell.other_rate.estimate)} : {number(cell.baseline_rate.estimate)}"
+    rates = " : ".join(rate_words(*each) for each in cell.rates)
     match cell.winner:
         case Winner.NOBODY_HOLDS:
             return "–", "neither holds"
-        case _ if cell.gain is None:
-            return "∞" if cell.winner is Winner.OTHER else "?", rates
+        case Winner.NOT_KNOWN:
+            return "?", f"not known, {rates}"
         case Winner.NOBODY_SHOWN:
-            return "=", rates
-        case _:
-            return f"{cell.gain.estimate:.2f} ×", rates
+            is_odd = Found.CONTRADICTORY in (cell.baseline_found, cell.other_found)
+            return "=", f"runs contradict, {rates}" if is_odd else rates
+        case winner:
+            return _gain(cell, winner), rates
+
+
+def _gain(cell: MapCell, winner: Winner) -> str:
+    """How much more, or less, the other arm holds: a bound where one rate is not known."""
+    if winner is Winner.OTHER and cell.baseline_found is not Found.HOLDS:
+        return f"≥ {bound:.2f} ×" if (bound := _bound(cell.other_rate, *cell.rates[1])) else "∞"
+    if winner is Winner.BASELINE and cell.other_found is not Found.HOLDS:
+        return f"≤ {1 / bound:.2f} ×" if (bound := _bound(cell.baseline_rate, *cell.rates[0])) else "0 ×"
+    return NONE if cell.gain is None else f"{cell.gain.estimate:.2f} ×"
+
+
+def _bound(holds: Interval, fails: Interval, found: Found) -> float | None:
+    """How much more the one holds at least; None if the other one is known to hold at no rate."""
+    if found is Found.AT_NO_RATE or holds.low is None or not fails.high:
+        return None
+    return holds.low / fails.high
 
 
 def depth(cell: MapCell) -> float:
@@ -61,6 +79,10 @@ def map_panels(found: WinLoseMap) -> Markup:
         f"{found.other} holds more",
         tag("span", class_="key baseline"),
         f"{found.baseline} holds more",
+        tag("span", class_="key nobody"),
+        "neither holds at any rate that was tried",
+        tag("span", class_="key unknown"),
+        "not known: a search did not come to an end",
         class_="soft",
     )
     figures = [_panel(title, cells, found) for title, cells in panels(found.cells).items()]

@@ -156,8 +156,8 @@ class RatePoint(msgspec.Struct, frozen=True, kw_only=True):
     """Requests per second that succeeded within every SLO."""
     attainment: float
     """Share of the requests that succeeded within every SLO."""
-    holds: bool
-    """Whether the SLOs count as held at this rate."""
+    holds: bool | None
+    """Whether the SLOs count as held at this rate; None: the runs do not say."""
     figures: tuple[Figure, ...] = ()
 
 
@@ -167,8 +167,18 @@ class RateCurve(msgspec.Struct, frozen=True, kw_only=True):
     arm: str
     points: tuple[RatePoint, ...]
     highest_rate: Interval | None = None
+    """None: it is not known."""
     workload: str = ""
     """Curves of one workload share a chart."""
+
+
+class Found(StrEnum):
+    """What a search for the highest rate came to."""
+
+    HOLDS = "holds at a rate"
+    AT_NO_RATE = "holds at no rate that was tried, down to the lowest"
+    NOT_KNOWN = "not known: the search did not come to an end"
+    CONTRADICTORY = "not known: its runs contradict each other"
 
 
 class Winner(StrEnum):
@@ -177,7 +187,8 @@ class Winner(StrEnum):
     OTHER = "other"
     BASELINE = "baseline"
     NOBODY_SHOWN = "no difference shown"
-    NOBODY_HOLDS = "neither holds at any rate"
+    NOBODY_HOLDS = "neither holds at any rate that was tried"
+    NOT_KNOWN = "not known"
 
 
 class MapCell(msgspec.Struct, frozen=True, kw_only=True):
@@ -190,24 +201,43 @@ class MapCell(msgspec.Struct, frozen=True, kw_only=True):
     slo: str
     """Like "tight TTFT, loose ITL"; cells of one SLO share a panel."""
     baseline_rate: Interval
-    """0: it holds at no rate that was tried."""
+    """Its estimate is 0 unless it is known to hold at a rate; the ends are the highest rate at which it is known to
+    hold (0: none) and the lowest at which it is known to fail."""
     other_rate: Interval
+    baseline_found: Found = Found.HOLDS
+    other_found: Found = Found.HOLDS
     gain: Interval | None = None
-    """other / baseline; None if the baseline holds at no rate."""
+    """other / baseline; None if the baseline is not known to hold at a rate."""
+
+    @property
+    def rates(self) -> tuple[tuple[Interval, Found], tuple[Interval, Found]]:
+        """The other arm's and the baseline's: the highest rate, and what its search came to."""
+        return (self.other_rate, self.other_found), (self.baseline_rate, self.baseline_found)
 
     @property
     def winner(self) -> Winner:
-        """By the gain's interval; if the baseline holds at no rate, by whether the other one does at a rate at which
-        the baseline is known not to."""
-        if self.baseline_rate.estimate <= 0 and self.other_rate.estimate <= 0:
-            return Winner.NOBODY_HOLDS
-        if self.gain is None:
-            fails_at = self.baseline_rate.high or 0.0
-            is_beyond = self.other_rate.low is not None and self.other_rate.low >= fails_at
-            return Winner.OTHER if is_beyond else Winner.NOBODY_SHOWN
-        if not self.gain.excludes(1.0):
+        """Somebody only if the arm that holds more does so at a rate at which the other one is known to fail, and no
+        arm's runs contradict each other."""
+        found = {self.baseline_found, self.other_found}
+        if Found.CONTRADICTORY in found:
             return Winner.NOBODY_SHOWN
-        return Winner.OTHER if self.gain.estimate > 1 else Winner.BASELINE
+        if found == {Found.AT_NO_RATE}:
+            return Winner.NOBODY_HOLDS
+        if found == {Found.HOLDS}:
+            if self.gain is None or not self.gain.excludes(1.0):
+                return Winner.NOBODY_SHOWN
+            return Winner.OTHER if self.gain.estimate > 1 else Winner.BASELINE
+        if self.other_found is Found.HOLDS and _is_beyond(self.other_rate, self.baseline_rate):
+            return Winner.OTHER
+        if self.baseline_found is Found.HOLDS and _is_beyond(self.baseline_rate, self.other_rate):
+            return Winner.BASELINE
+        # Failing at the lowest rate that was tried is known: a search that ended otherwise lacks something.
+        return Winner.NOT_KNOWN if Found.NOT_KNOWN in found else Winner.NOBODY_SHOWN
+
+
+def _is_beyond(holds: Interval, fails: Interval) -> bool:
+    """Whether the one holds where the other is known to fail."""
+    return holds.low is not None and fails.high is not None and holds.low >= fails.high
 
 
 class WinLoseMap(msgspec.Struct, frozen=True, kw_only=True):
@@ -249,6 +279,9 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     curves: tuple[RateCurve, ...] = ()
     maps: tuple[WinLoseMap, ...] = ()
     tables: tuple[Table, ...] = ()
+    num_other_runs: int = 0
+    """Measured beside those of the arms, which hold no requests of them; likewise their requests."""
+    num_other_requests: int = 0
     findings: tuple[str, ...] = ()
     """Further sentences to lead with, after the verdicts."""
     warnings: tuple[str, ...] = ()

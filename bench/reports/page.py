@@ -21,14 +21,14 @@ from twinpool.bench.reports.timeline import timeline_data
 from twinpool.errors import ConfigError
 
 
-def write_report(path: Path, report: Report) -> list[Path]:
-    """Writes the page to `path` and the same as JSON beside it; returns both.
+def write_report(path: Path, report: Report, json_path: Path | None = None) -> list[Path]:
+    """Writes the page to `path` and the same as JSON to `json_path`, by default under the same name; returns both.
 
     Raises:
         ConfigError: a file cannot be written.
         ValueError: an estimate is not finite.
     """
-    beside = path.with_suffix(".json")
+    beside = path.with_suffix(".json") if json_path is None else json_path
     _write(beside, encode_report(report))
     _write(path, page(report, beside.name).encode())
     return [path, beside]
@@ -123,8 +123,9 @@ def _curves(curves: Sequence[RateCurve], places: dict[str, int]) -> Markup | Non
     names = dict.fromkeys(curve.arm for curve in curves)
     legend = _legend([(places.get(name, number), name) for number, name in enumerate(names)])
     note = (
-        "Filled dots: every SLO held at that rate. Bars and bands are intervals; the vertical line is the highest "
-        "rate at which every SLO holds. Dotted: a server that keeps every SLO at any rate."
+        "Filled dots: every SLO held at that rate; hollow: not; pale: the runs do not say. Bars and bands are "
+        "intervals; the vertical line is the highest rate at which every SLO holds. Dotted: a server that keeps every "
+        "SLO at any rate."
     )
     return text_of(legend, tag("div", *drawn, class_="charts"), tag("p", note, class_="soft"))
 

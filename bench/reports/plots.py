@@ -112,7 +112,7 @@ def _rates(workload: str, curves: Sequence[RateCurve], places: dict[str, int]) -
         rates, goodput = [p.rate for p in curve.points], [p.goodput.estimate for p in curve.points]
         axes.plot(rates, goodput, color=color, ls=_STYLES[place % len(_STYLES)], label=_plain(curve.arm))
         for point in curve.points:
-            at, fill = point.goodput, color if point.holds else "white"
+            at, fill = point.goodput, {True: color, False: "white", None: "0.7"}[point.holds]
             if at.low is not None and at.high is not None:
                 axes.plot([point.rate] * 2, [at.low, at.high], color=color, lw=1.2)
             axes.plot(point.rate, at.estimate, "o", color=color, mfc=fill, ms=5)
@@ -174,7 +174,7 @@ def _patch(x: int, y: int, cell: MapCell) -> Any:
     color = {Winner.OTHER: _COLORS[1], Winner.BASELINE: _COLORS[0]}.get(cell.winner, "0.5")
     is_won = cell.winner in (Winner.OTHER, Winner.BASELINE)
     alpha = 0.14 + 0.48 * depth(cell) if is_won else 0.08
-    hatch = "///" if cell.winner is Winner.NOBODY_HOLDS else None
+    hatch = {Winner.NOBODY_HOLDS: "///", Winner.NOT_KNOWN: ".."}.get(cell.winner)
     return Rectangle(
         (x - 0.48, y - 0.46), 0.96, 0.92, facecolor=color, edgecolor="0.75", lw=0, alpha=alpha, hatch=hatch
     )

@@ -50,8 +50,10 @@ _LEVELS: tuple[tuple[str, Callable[[Distribution], float]], ...] = (
 
 def head(report: Report) -> Markup:
     """Title, time and size."""
-    num_runs = sum(len(arm.runs) for arm in report.arms)
-    num_requests = sum(len(run.requests) for arm in report.arms for run in arm.runs)
+    num_runs = report.num_other_runs + sum(len(arm.runs) for arm in report.arms)
+    num_requests = report.num_other_requests + sum(
+        len(run.requests) for arm in report.arms for run in arm.runs
+    )
     parts = [_moment(report.created_at), counted(len(report.arms), "arm"), counted(num_runs, "run")]
     parts.append(counted(num_requests, "request"))
     if report.slo:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 
-from twinpool.bench.reports.model import Comparison, Interval, OutputCheck, Report, Unit, Verdict
+from twinpool.bench.reports.model import Comparison, Found, Interval, OutputCheck, Report, Unit, Verdict
 
 _DIGITS = 3
 NONE = "–"
@@ -125,6 +125,18 @@ def number(value: float) -> str:
         return "0" if value == 0 else NONE
     decimals = max(0, _DIGITS - 1 - math.floor(math.log10(abs(value))))
     return f"{value:,.{decimals}f}".replace("-", "−")
+
+
+def rate_words(rate: Interval, found: Found) -> str:
+    """A highest rate as far as it is known: "3.40", "≥ 3.40", "none", "< 5.45" or "?"."""
+    match found:
+        case Found.HOLDS:
+            is_open = rate.low is not None and rate.high is None
+            return f"≥ {number(rate.estimate)}" if is_open else number(rate.estimate)
+        case Found.AT_NO_RATE:
+            return "none"
+        case _:
+            return "?" if rate.high is None else f"< {number(rate.high)}"
 
 
 def percent(share: float) -> str:

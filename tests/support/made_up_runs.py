@@ -10,6 +10,7 @@ from twinpool.bench.reports.model import (
     Comparison,
     Fact,
     Figure,
+    Found,
     Interval,
     MapCell,
     Measure,
@@ -227,6 +228,9 @@ def _map(baseline: str, other: str) -> WinLoseMap:
                 gain = 1 + lean + 0.15 * column - 0.1 * row
                 rate = 8.0 / (1 + column) / (1 + row)
                 holds_nowhere = slo.startswith("tight TTFT, tight") and column == 2
+                found = Found.HOLDS
+                if holds_nowhere:
+                    found = Found.NOT_KNOWN if row == 2 else Found.AT_NO_RATE
                 cells.append(
                     MapCell(
                         input_tokens=input_tokens,
@@ -235,6 +239,8 @@ def _map(baseline: str, other: str) -> WinLoseMap:
                         slo=slo,
                         baseline_rate=Interval(0.0 if holds_nowhere else rate),
                         other_rate=Interval(0.0 if holds_nowhere else rate * gain),
+                        baseline_found=found,
+                        other_found=found,
                         gain=None if holds_nowhere else Interval(gain, gain - 0.12, gain + 0.12),
                     )
                 )

@@ -8,6 +8,7 @@ import random
 import pytest
 
 from twinpool.bench.comparison.rate_search import Bracket, Holds, Probe, Search, wilson
+from twinpool.bench.reports.model import Found
 
 
 @pytest.mark.parametrize(("good", "total"), [(8, 10), (1, 20), (49, 50), (300, 400)])
@@ -87,9 +88,67 @@ def test_an_unsure_rate_is_tried_again_and_its_runs_count_together() -> None:
 
 
 def test_a_fluke_above_a_rate_that_fails_does_not_count() -> None:
+    """What fails below what holds is tried again; then the runs of both count together."""
     search = Search(start=1.0)
     probes = [Probe(rate, 60, {"slo": good}) for rate, good in ((1.0, 60), (2.0, 10), (3.0, 60))]
+    assert search.bracket(probes, "slo") == Bracket(1.0, math.inf)
+    assert search.next_rate(probes, ["slo"]) == 2.0
+    probes += [Probe(2.0, 60, {"slo": 10}), Probe(3.0, 60, {"slo": 10}), Probe(3.0, 60, {"slo": 10})]
     assert search.bracket(probes, "slo") == Bracket(1.0, 2.0)
+
+
+def test_one_disturbed_run_at_a_low_rate_does_not_outweigh_the_rates_that_held_above_it() -> None:
+    """It is tried again first, and what was disturbed is then one run among many."""
+    search = Search(start=3.4)
+    probes = [
+        Probe(rate, 32, {"slo": good}) for rate, good in ((3.4, 32), (1.33, 31), (0.519, 22), (5.45, 10))
+    ]
+    assert search.bracket(probes, "slo") == Bracket(0.0, 5.45)
+    assert search.found(probes, "slo") is Found.CONTRADICTORY
+    tried = []
+    while (rate := search.next_rate(probes, ["slo"])) is not None and rate in (3.4, 1.33, 0.519):
+        tried.append(rate)
+        probes.append(Probe(rate, 32, {"slo": 32}))
+    assert tried[0] == 0.519
+    assert max(tried.count(each) for each in tried) < search.tries
+    assert search.bracket(probes, "slo") == Bracket(3.4, 5.45)
+    assert search.found(probes, "slo") is Found.HOLDS
+
+
+def test_runs_that_go_on_contradicting_each_other_are_not_believed_and_the_search_ends() -> None:
+    search = Search(start=1.0)
+    probes = [Probe(1.0, 60, {"slo": 60}), Probe(0.5, 60, {"slo": 10})]
+    while (rate := search.next_rate(probes, ["slo"])) is not None:
+        probes.append(Probe(rate, 60, {"slo": 60 if 0.9 < rate < 2 else 10}))
+        assert len(probes) < 60, "it ends"
+    (odd,) = search.at_odds(probes, "slo")
+    assert odd.rates[-1] >= 1.0
+    assert odd.rates[0] < 0.9
+    assert search.found(probes, "slo") is Found.CONTRADICTORY
+    assert search.bracket(probes, "slo").low == 0.0
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_pooled_shares_never_rise_and_no_request_is_lost(seed: int) -> None:
+    rng = random.Random(seed)
+    probes = [Probe(rng.choice([1.0, 2.0, 3.0, 4.0, 5.0]), 32, {"slo": rng.randint(0, 32)}) for _ in range(9)]
+    pooled = Search(start=1.0).pooled(probes, "slo")
+    shares = [each.num_good / each.num_requests for each in pooled]
+    assert shares == sorted(shares, reverse=True)
+    assert sum(each.num_requests for each in pooled) == 9 * 32
+    rates = [rate for each in pooled for rate in each.rates]
+    assert rates == sorted({probe.rate for probe in probes})
+
+
+def test_at_no_rate_is_said_only_when_the_lowest_has_failed() -> None:
+    search = Search(start=1.0)
+    probes = _run(search, {"slo": lambda _rate: 0.0})
+    assert search.found(probes[:-1], "slo") is Found.NOT_KNOWN
+    assert search.is_open(probes[:-1], "slo")
+    assert search.found(probes, "slo") is Found.AT_NO_RATE
+    assert not search.is_open(probes, "slo")
+    unsure = [*probes[:-1], *(Probe(probes[-1].rate, 30, {"slo": 27}) for _ in range(3))]
+    assert search.found(unsure, "slo") is Found.NOT_KNOWN
 
 
 def _run(search: Search, shares: dict[str, object]) -> list[Probe]:

@@ -11,6 +11,7 @@ from support.made_up_runs import GOODPUT, P99_ITL, made_up_report, made_up_run
 from twinpool.bench.reports.measured import arm_of, measured
 from twinpool.bench.reports.model import (
     Comparison,
+    Found,
     Interval,
     MapCell,
     OutputCheck,
@@ -124,24 +125,29 @@ def test_almost_all_is_never_rounded_to_all() -> None:
 
 
 def test_a_map_cell_is_won_only_where_the_interval_excludes_one() -> None:
-    def won(baseline: float, other: Interval, gain: Interval | None) -> Winner:
+    def won(
+        baseline: Interval, other: Interval, gain: Interval | None = None, found: Found = Found.HOLDS
+    ) -> Winner:
         return MapCell(
             input_tokens=1,
             output_tokens=1,
             reuse=0,
             slo="",
-            baseline_rate=Interval(baseline),
+            baseline_rate=baseline,
             other_rate=other,
+            baseline_found=found,
             gain=gain,
         ).winner
 
-    assert won(2, Interval(3), Interval(1.5, 1.2, 1.9)) is Winner.OTHER
-    assert won(2, Interval(1), Interval(0.5, 0.3, 0.9)) is Winner.BASELINE
-    assert won(2, Interval(3), Interval(1.5, 0.9, 1.9)) is Winner.NOBODY_SHOWN
-    assert won(2, Interval(3), Interval(1.5)) is Winner.NOBODY_SHOWN
-    assert won(0, Interval(0), None) is Winner.NOBODY_HOLDS
-    assert won(0, Interval(1, 0.5, 1.5), None) is Winner.OTHER
-    assert won(0, Interval(1, -0.5, 1.5), None) is Winner.NOBODY_SHOWN
+    assert won(Interval(2), Interval(3), Interval(1.5, 1.2, 1.9)) is Winner.OTHER
+    assert won(Interval(2), Interval(1), Interval(0.5, 0.3, 0.9)) is Winner.BASELINE
+    assert won(Interval(2), Interval(3), Interval(1.5, 0.9, 1.9)) is Winner.NOBODY_SHOWN
+    assert won(Interval(2), Interval(3), Interval(1.5)) is Winner.NOBODY_SHOWN
+    fails = Interval(0, 0, 0.1)
+    assert won(fails, Interval(1, 0.5, 1.5), None, Found.AT_NO_RATE) is Winner.OTHER
+    assert won(fails, Interval(0.1, 0.05, 0.15), None, Found.AT_NO_RATE) is Winner.NOBODY_SHOWN
+    assert won(fails, Interval(0.1, 0.05, 0.15), None, Found.NOT_KNOWN) is Winner.NOT_KNOWN
+    assert won(fails, Interval(1, 0.5, 1.5), None, Found.CONTRADICTORY) is Winner.NOBODY_SHOWN
 
 
 def test_a_report_is_the_same_after_it_was_saved() -> None:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from twinpool.bench.serving.slo import Slo
 
 MIN_INPUT = 8
+NOTHING_WRITTEN = "no workload had a run on every arm yet, so there is no report"
 UNTUNED_BUDGET = 128
 """Of colocated arms without one: the default of `twinpool serve`."""
 
@@ -86,12 +87,13 @@ def run(args: argparse.Namespace) -> int:
         try:
             _search(args, cells, own, stand, same, found)
         except KeyboardInterrupt:
-            say("interrupted")
+            is_told = any(all(searched.probes for searched in cell) for cell in found)
+            say(f"interrupted: {'what was searched until then follows' if is_told else NOTHING_WRITTEN}")
             return EXIT_INTERRUPTED
         finally:
             tried = [cell for cell in found if all(searched.probes for searched in cell)]
             if tried:
-                tell(same, "sweep", _report(tried, stand, same))
+                tell(same, "sweep", _report(tried, stand, same, args.minutes))
     return EXIT_DONE
 
 
@@ -122,7 +124,7 @@ def _search(
     for number, cell in enumerate(cells):
         objectives = corners(cell, yardstick) if own is None else [Objective("yours", own)]
         search = Search(start_rate(cell, yardstick), target=args.attainment, resolution=args.resolution)
-        say(f"{cell.name}; good ones in the order of {'; '.join(each.name for each in objectives)}")
+        say(f"{cell.name}; good are requests within {'; '.join(f'{o.short}: {o.slo}' for o in objectives)}")
         found.append([Searched(arm, cell, objectives, search) for arm in arms])
         now = time.monotonic()
         sweep_cell(
@@ -136,14 +138,21 @@ def _search(
         )
 
 
-def _report(found: Sequence[Sequence[Searched]], stand: Stand, same: Bed) -> Report:
+def _report(found: Sequence[Sequence[Searched]], stand: Stand, same: Bed, minutes: float) -> Report:
     """Of cells with at least one run on every arm."""
+    from twinpool.bench.comparison.noise import noise_table, noise_warnings
     from twinpool.bench.comparison.results import description, now
-    from twinpool.bench.comparison.sweeping import curve, findings, win_lose_map
+    from twinpool.bench.comparison.sweeping import curve, doubts, findings, win_lose_map
     from twinpool.bench.reports.model import ArmReport, Fact, Report
 
     arms = [searched.arm for searched in found[0]]
     search = found[0][0].search
+    probes = [probe for cell in found for searched in cell for probe in searched.probes]
+    noises = {
+        arm.name: [noise for cell in found for noise in cell[number].noises]
+        for number, arm in enumerate(arms)
+    }
+    own = {arm.name: noises[arm.name] for arm in arms if not arm.url}
     maps = [win_lose_map([(cell[0], cell[number]) for cell in found]) for number in range(1, len(arms))]
     return Report(
         title=f"sweep: {arms[0].name} against {', '.join(arm.name for arm in arms[1:])}",
@@ -159,13 +168,20 @@ def _report(found: Sequence[Sequence[Searched]], stand: Stand, same: Bed) -> Rep
             for objective in searched.objectives
         ),
         maps=tuple(maps),
+        tables=(noise_table(noises),),
+        num_other_runs=len(probes),
+        num_other_requests=sum(probe.num_requests for probe in probes),
+        warnings=(*doubts(found, minutes), *noise_warnings(own)),
         findings=tuple(text for known in maps for text in findings(known)),
         hardware=same.facts,
         settings=(
             *same.settings,
             Fact("a rate holds if", f"{search.target:.0%} of the requests meet the objective"),
             Fact("a search ends", f"when the highest rate is known within a factor of {search.resolution:g}"),
-            Fact("runs", str(sum(len(searched.probes) for cell in found for searched in cell))),
+            Fact(
+                "lowest rate",
+                f"what holds at no rate was tried down to {search.span:g} times below the first",
+            ),
         ),
         commands=(same.command,),
         confidence=search.confidence,
