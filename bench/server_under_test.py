@@ -23,6 +23,11 @@ from twinpool.bench.client import Client
 from twinpool.errors import TwinpoolError
 
 START_LIMIT_S = 120.0
+"""Of idleness: a server that loads or compiles has longer,"""
+LONGEST_START_S = 900.0
+"""but no longer than this."""
+WORKING_SHARE = 0.2
+"""Of one core: a server that used so much since it was last looked at is starting, not stuck."""
 STOP_LIMIT_S = 45.0
 POLL_S = 0.1
 HEARTBEATS_S = 1.2
@@ -67,6 +72,30 @@ class Samples:
         for state in ("owned", "quarantined", "leased"):
             counts[f"{state} blocks"] = self.total("kv_blocks", state=state)
         return {name: count for name, count in counts.items() if count}
+
+
+@dataclass(slots=True)
+class StartPatience:
+    """How long a start is waited for: `limit_s` beyond the last sign of work, `LONGEST_START_S` in all."""
+
+    limit_s: float
+    began_at: float
+    waited_s: float = 0.0
+    _worked_at: float = field(init=False)
+    _seen_at: float = field(init=False)
+    _seen_cpu_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        self._worked_at = self._seen_at = self.began_at
+
+    def is_left(self, now: float, cpu_s: float) -> bool:
+        """Whether to wait on, when the server's processes have used `cpu_s` of CPU since they began."""
+        self.waited_s = now - self.began_at
+        if now - self._seen_at >= 1.0:
+            if cpu_s - self._seen_cpu_s >= WORKING_SHARE * (now - self._seen_at):
+                self._worked_at = now
+            self._seen_at, self._seen_cpu_s = now, cpu_s
+        return now - self._worked_at < self.limit_s and self.waited_s < max(self.limit_s, LONGEST_START_S)
 
 
 @dataclass(slots=True)
@@ -122,10 +151,11 @@ class ServerUnderTest:
         raise ServerFault(f"no process of yours listens on port {client.port}, of {urlsplit(url).netloc}")
 
     async def wait_ready(self, limit_s: float = START_LIMIT_S) -> None:
-        """Returns once `/ready` says yes. Raises ServerFault: the server ended, or is not ready in time."""
+        """Returns once `/ready` says yes. Time in which one that was started here works (say, compiles kernels) does
+        not count. Raises ServerFault: the server ended, or is not ready in time."""
         reason = "it does not answer"
-        deadline = time.monotonic() + limit_s
-        while time.monotonic() < deadline:
+        patience = StartPatience(limit_s, time.monotonic())
+        while patience.is_left(time.monotonic(), self._start_cpu_s()):
             if self.process is not None and self.process.poll() is not None:
                 raise ServerFault(
                     f"the server ended with status {self.process.returncode}; its last words:\n{self.log_tail()}"
@@ -140,7 +170,15 @@ class ServerUnderTest:
                 return
             reason = answer.body.decode(errors="replace")
             await asyncio.sleep(POLL_S)
-        raise ServerFault(f"the server was not ready within {limit_s:g} s: {reason}\n{self.log_tail()}")
+        raise ServerFault(
+            f"the server was not ready within {patience.waited_s:.0f} s: {reason}\n{self.log_tail()}"
+        )
+
+    def _start_cpu_s(self) -> float:
+        """What its processes have used so far, if it was started here and runs."""
+        if self.process is None or self.process.poll() is not None:
+            return 0.0
+        return sum(self.cpu_s().values())
 
     async def samples(self) -> Samples:
         """Reads `/metrics`. Raises ServerFault if it does not answer."""

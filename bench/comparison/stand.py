@@ -20,10 +20,9 @@ from twinpool.bench.server_under_test import ServerFault, ServerUnderTest
 from twinpool.bench.serving.generator import run_load
 from twinpool.bench.serving.record import Run
 from twinpool.bench.serving.server_facts import ServerFacts, ask_server
-from twinpool.bench.serving.settings import LoadSettings, ServerKind
+from twinpool.bench.serving.settings import TAKE_SALTS, LoadSettings, ServerKind
 from twinpool.bench.serving.workload import PlannedRequest
 
-_TAKE_SALTS = (ServerKind.TWINPOOL, ServerKind.VLLM)
 _FLUSH_LIMIT_S = 30.0
 
 
@@ -94,7 +93,7 @@ class Stand:
     def how_caches_are_reset(self, arm: Arm) -> str:
         """Between two loads, in words. Starts the server. Raises as `load`."""
         kind = self.facts(arm).kind
-        if kind in _TAKE_SALTS:
+        if kind in TAKE_SALTS:
             return "each load has a cache_salt of its own"
         if kind is ServerKind.SGLANG:
             return "flushed before each load"
@@ -155,7 +154,7 @@ class Stand:
 
     def _fresh(self, served: _Served, salt: str) -> dict[str, Any]:
         """Makes prefix caches of no use to the next load: fields for its requests, or a call now."""
-        if served.facts.kind in _TAKE_SALTS:
+        if served.facts.kind in TAKE_SALTS:
             return {"cache_salt": salt}
         if served.facts.kind is ServerKind.SGLANG:
             self._loop.run(_flush(Client(served.url, self.api_key)))

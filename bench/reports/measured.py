@@ -11,11 +11,12 @@ import msgspec
 import numpy as np
 
 from twinpool.bench.reports.model import ArmReport, Better, Figure, Interval, Measure, Unit
-from twinpool.bench.serving.distributions import Distribution
+from twinpool.bench.serving.distributions import Distribution, distribution
 from twinpool.bench.serving.metrics import RequestMetrics, request_metrics
 from twinpool.bench.serving.record import RequestRecord, Run
 from twinpool.bench.serving.slo import Slo
 from twinpool.bench.serving.summary import Cohort, Summary, Window, WindowKind, summarize
+from twinpool.bench.serving.verdict import load_warnings
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -47,6 +48,11 @@ class Measured:
         return found
 
     @property
+    def send_lags_s(self) -> list[float]:
+        """How late the senders of all runs were, of all their requests."""
+        return [lag for run in self.arm.runs for sender in run.senders for lag in sender.send_lags_s]
+
+    @property
     def distributions(self) -> list[tuple[str, Distribution]]:
         """In seconds, of each metric that there is."""
         cohort = self.cohort
@@ -57,7 +63,8 @@ class Measured:
             ("gap between chunks", cohort.chunk_gap if cohort.num_shared_tokens else None),
             ("TPOT", cohort.tpot),
             ("E2E, from the intended send time", cohort.e2e_from_intended),
-            ("send lag (the client's own)", cohort.send_lag),
+            ("wait before the send", cohort.wait_before_send),
+            ("send lag (the load generator's own)", distribution(self.send_lags_s)),
         )
         return [(name, found) for name, found in named if found is not None]
 
@@ -106,7 +113,9 @@ def arm_of(
         windows=tuple(windows),
         settings=dict(settings or {}),
         warnings=tuple(
-            f"repetition {n + 1} was interrupted" for n, run in enumerate(runs) if run.was_interrupted
+            f"repetition {number}: {words}" if len(runs) > 1 else words
+            for number, run in enumerate(runs, 1)
+            for words in (*(("interrupted",) if run.was_interrupted else ()), *load_warnings(run))
         ),
         not_a_result=tuple(not_a_result),
     )

@@ -19,7 +19,7 @@ from twinpool.bench.http1 import Address, Connection, connect
 from twinpool.bench.serving.alarm import Alarm
 from twinpool.bench.serving.answer import StreamedAnswer
 from twinpool.bench.serving.bodies import body
-from twinpool.bench.serving.record import Ending
+from twinpool.bench.serving.record import NO_CONNECTION, Ending
 from twinpool.bench.serving.sender_messages import Plan, Tick
 from twinpool.bench.serving.settings import LoadSettings
 from twinpool.bench.serving.workload import PlannedRequest
@@ -191,7 +191,7 @@ class LoadLoop:
         try:
             connection = await connect(self._address, self._tls)
         except (OSError, TimeoutError) as exc:
-            ask.error = f"no connection: {exc or 'not in time'}"
+            ask.error = f"{NO_CONNECTION}: {exc or 'not in time'}"
             ask.is_cut = ask.is_cut or Ending.FAILED
             self._ended(ask)
         else:
@@ -301,7 +301,8 @@ class LoadLoop:
             num_sent=self._num_sent,
             num_running=len(self._running),
             num_waiting=len(self._waiting),
-            num_output_tokens=self._num_pieces,
+            num_pieces=self._num_pieces
+            + sum(len(a.answer.times) for a in self._running if a.answer is not None),
             endings=dict(self._endings),
             ttfts_s=tuple(self._ttfts_s),
             tpots_s=tuple(self._tpots_s),

@@ -35,8 +35,9 @@ def e2e_s(record: RequestRecord) -> float | None:
     return record.chunks[-1].at_s - record.sent_at_s if record.chunks else None
 
 
-def send_lag_s(record: RequestRecord) -> float:
-    """Sent − intended: what counting from the intended time adds to TTFT and E2E."""
+def wait_before_send_s(record: RequestRecord) -> float:
+    """Sent − intended: what counting from the intended time adds to TTFT and E2E. It has the wait for
+    `--max-concurrency` and for a connection in it, and how late the generator itself was (`Sender.send_lags_s`)."""
     return record.sent_at_s - record.intended_at_s
 
 
@@ -113,13 +114,13 @@ class RequestMetrics:
 
 def request_metrics(record: RequestRecord) -> RequestMetrics:
     """Computes them."""
-    first, whole, lag, gaps = ttft_s(record), e2e_s(record), send_lag_s(record), itls_s(record)
+    first, whole, wait, gaps = ttft_s(record), e2e_s(record), wait_before_send_s(record), itls_s(record)
     return RequestMetrics(
         record=record,
         ttft_s=first,
-        ttft_from_intended_s=None if first is None else first + lag,
+        ttft_from_intended_s=None if first is None else first + wait,
         e2e_s=whole,
-        e2e_from_intended_s=None if whole is None else whole + lag,
+        e2e_from_intended_s=None if whole is None else whole + wait,
         tpot_s=tpot_s(record),
         decode_rate_per_s=decode_rate_per_s(record),
         request_rate_per_s=request_rate_per_s(record),

@@ -7,8 +7,10 @@ from typing import Any
 
 from twinpool.bench.serving.distributions import Distribution, percentile
 from twinpool.bench.serving.record import Ending, Run
+from twinpool.bench.serving.settings import TAKE_SALTS
 from twinpool.bench.serving.summary import Cohort, Summary, WindowKind
 from twinpool.bench.serving.timelines import agreement
+from twinpool.bench.serving.verdict import load_warnings
 
 _WIDTH = 58
 _LABEL = 46
@@ -28,7 +30,9 @@ def printed(result: Mapping[str, Any], run: Run, summary: Summary, faults: Seque
     lines = [
         _title("Serving Benchmark Result", "="),
         *_totals(result, summary),
+        _title("As vllm bench serve: percentiles interpolated", "="),
         *(line for name in _TITLES for line in _metric(name, result)),
+        _title("Twinpool's own: percentiles by nearest rank", "="),
         *_from_intended(summary.cohort, run),
         *_every_gap(summary.cohort),
         *_stages(summary.cohort, run),
@@ -52,6 +56,8 @@ def _totals(result: Mapping[str, Any], summary: Summary) -> Iterator[str]:
     endings = summary.cohort.endings
     yield _row("Successful requests", result["completed"])
     yield _row("Failed requests", result["failed"])
+    if result["failed"]:
+        yield _row("  share of all (%)", summary.cohort.failure_share * 1e2)
     for ending in Ending:
         if ending is not Ending.COMPLETED and endings[ending]:
             yield _row(f"  {ending.value.replace('_', ' ')}", endings[ending])
@@ -61,6 +67,9 @@ def _totals(result: Mapping[str, Any], summary: Summary) -> Iterator[str]:
         yield _row("Request rate configured (RPS)", float(result["request_rate"]))
     yield _row("Benchmark duration (s)", float(result["duration"]))
     yield _row("Total input tokens", result["total_input_tokens"])
+    if (cached := summary.cohort.cached_tokens) is not None:
+        share = cached / max(1, summary.cohort.input_tokens)
+        yield _row("Input tokens found in the prefix cache", f"{cached} ({share:.1%})")
     yield _row("Total generated tokens", result["total_output_tokens"])
     yield _row("Request throughput (req/s)", float(result["request_throughput"]))
     if result.get("request_goodput") is not None:
@@ -92,6 +101,8 @@ def _from_intended(cohort: Cohort, run: Run) -> Iterator[str]:
     if cohort.ttft_from_intended is None or cohort.e2e_from_intended is None:
         return
     yield _title("From the intended time")
+    if run.settings.get("max_concurrency") is not None and cohort.wait_before_send is not None:
+        yield from _distribution("Wait before sending", cohort.wait_before_send)
     yield from _distribution("TTFT", cohort.ttft_from_intended)
     yield from _distribution("E2EL", cohort.e2e_from_intended)
 
@@ -114,7 +125,7 @@ def _stages(cohort: Cohort, run: Run) -> Iterator[str]:
         yield _title("Stages by the server's timeline, mean")
         for name, of in cohort.stages.items():
             yield _row(f"{name} (ms)", of.mean * 1e3)
-    if (found := agreement(run)) is not None:
+    if (found := agreement(run)) is not None and not found.is_partial:
         yield _row("Stages sum to the client's TTFT within 2 ms", f"{found.num_within} of {found.num_joined}")
 
 
@@ -145,15 +156,34 @@ def _words(run: Run, summary: Summary, faults: Sequence[str]) -> Iterator[str]:
             yield f"tokens of a chunk are counted by: {sources}"
     if cohort.num_miscounted:
         yield f"{cohort.num_miscounted} requests' chunks hold another number of tokens than the server says"
-    if (found := agreement(run)) is not None and found.num_within < found.num_joined + found.num_missing:
+    if (found := agreement(run)) is not None and found.is_partial:
         yield found.words()
+    yield _prefix_cache(run)
     yield from _errors(run)
+    for warning in load_warnings(run):
+        yield f"WARNING: {warning}"
     if run.was_interrupted:
         yield "interrupted: this is what was seen until then"
     for fault in faults:
         yield f"NOT A RESULT, the load generator was the bottleneck: {fault}"
     if faults:
-        yield "give it cores of its own (--sender-cores), more processes (--senders), or a lower rate"
+        yield (
+            "leave it a core that the server does not use (`taskset -c 0-2 twinpool serve …` and --sender-cores 3), "
+            "run it on another machine, or lower the rate; where a sender was busy, more of them help (--senders)"
+        )
+
+
+def _prefix_cache(run: Run) -> str:
+    """What earlier runs could have left, which the table's figures would have in them."""
+    settings = run.settings
+    if "cache_salt" in (settings.get("extra_body") or {}):
+        return "prefix cache: this run has a cache_salt of its own, so it finds nothing that earlier ones have left"
+    if settings.get("kind") in TAKE_SALTS:
+        return "prefix cache: what earlier runs have left may be found (--keep-caches)"
+    return (
+        "prefix cache: this server takes no cache_salt, so it may find what earlier runs with these prompts have left; "
+        "another --seed makes others"
+    )
 
 
 def _errors(run: Run) -> Iterator[str]:

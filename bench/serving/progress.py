@@ -13,7 +13,9 @@ if TYPE_CHECKING:
     from rich.progress import TaskID
 
 _STEADY_S = 10.0
-"""Where there is no terminal, a line comes this often."""
+"""Where there is no terminal, a line comes this often, if there is news,"""
+_SAME_S = 60.0
+"""and this often if there is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +33,8 @@ class Progress:
     ttft_p99_s: float
     tpot_p50_s: float
     tpot_p99_s: float
+    num_pieces: int = 0
+    """Of output, so far."""
 
     @property
     def num_done(self) -> int:
@@ -56,6 +60,7 @@ class Progress:
                 f"{self.num_running} running",
                 *waiting,
                 *troubles,
+                f"{self.num_pieces:,} pieces of output",
                 f"{self.rate_per_s:.2f} requests/s",
                 f"TTFT p50 {_ms(self.ttft_p50_s)} p99 {_ms(self.ttft_p99_s)}",
                 f"TPOT p50 {_ms(self.tpot_p50_s)} p99 {_ms(self.tpot_p99_s)}",
@@ -92,6 +97,7 @@ class Progressing:
             ttft_p99_s=percentile(self._ttfts_s, 99),
             tpot_p50_s=percentile(self._tpots_s, 50),
             tpot_p99_s=percentile(self._tpots_s, 99),
+            num_pieces=sum(tick.num_pieces for tick in ticks),
         )
 
 
@@ -108,6 +114,7 @@ class ProgressLine:
         self._task: TaskID | None = None
         self._label = label
         self._last_s = 0.0
+        self._last_line = ""
         if self._console.is_terminal:
             columns = (BarColumn(bar_width=16), TimeElapsedColumn(), TextColumn("{task.description}"))
             self._bars = Bars(*columns, console=self._console, refresh_per_second=4, transient=True)
@@ -127,8 +134,8 @@ class ProgressLine:
         line = f"{self._label}{progress.line()}"
         if self._bars is not None and self._task is not None:
             self._bars.update(self._task, completed=progress.num_done, description=line)
-        elif progress.elapsed_s - self._last_s >= _STEADY_S:
-            self._last_s = progress.elapsed_s
+        elif progress.elapsed_s - self._last_s >= (_SAME_S if line == self._last_line else _STEADY_S):
+            self._last_s, self._last_line = progress.elapsed_s, line
             self._console.print(f"{progress.elapsed_s:.0f} s: {line}", markup=False, soft_wrap=True)
 
 

@@ -11,6 +11,9 @@ from typing import Any
 
 import msgspec
 
+NO_CONNECTION = "no connection"
+"""How the error of a request begins that did not reach the server."""
+
 
 class Ending(StrEnum):
     """How a request ended, for its client. Only COMPLETED is a success."""
@@ -66,6 +69,8 @@ class ServerTimeline(msgspec.Struct, frozen=True, kw_only=True):
     beside: tuple[Stage, ...] = ()
     num_attempts: int = 1
     workers: tuple[str, ...] = ()
+    cached_tokens: int | None = None
+    """Prompt tokens that the last attempt found in the prefix cache of its worker."""
 
 
 class RequestRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,6 +95,7 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True):
     status: int = 0
     error: str = ""
     cached_tokens: int | None = None
+    """Prompt tokens that were found in a prefix cache, by the usage or the timeline; None if neither says."""
     output_digest: str = ""
     """Of the token ids, or else of the text: equal output has equal digests. Empty without output."""
     output: str | None = None

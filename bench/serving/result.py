@@ -17,7 +17,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from twinpool.bench.serving.metrics import RequestMetrics, request_metrics, send_lag_s
+from twinpool.bench.serving.distributions import distribution
+from twinpool.bench.serving.metrics import RequestMetrics, request_metrics, wait_before_send_s
 from twinpool.bench.serving.record import RequestRecord, Run
 from twinpool.bench.serving.summary import Summary
 from twinpool.config import require
@@ -142,7 +143,7 @@ def _per_request(requests: Sequence[RequestMetrics]) -> dict[str, list[Any]]:
             (is_good and request.e2e_s) or 0.0 for is_good, request in zip(good, requests, strict=True)
         ],
         "start_times": [request.record.sent_at_s for request in requests],
-        "queue_times": [send_lag_s(request.record) for request in requests],
+        "queue_times": [wait_before_send_s(request.record) for request in requests],
         "errors": [_error(request.record) if not request.is_completed else "" for request in requests],
     }
     if any(request.record.output is not None for request in requests):
@@ -190,6 +191,7 @@ def _own(run: Run, summary: Summary) -> dict[str, Any]:
         "senders": [
             {
                 "num_requests": sender.num_requests,
+                "send_lag": distribution(sender.send_lags_s),
                 "cpu_share": sender.cpu_share,
                 "stalled_share": sender.stalled_share,
                 "longest_stall_s": max(sender.loop_stalls_s, default=None),

@@ -50,8 +50,8 @@ class Tick(msgspec.Struct, frozen=True, tag="tick", kw_only=True):
     num_sent: int
     num_running: int
     num_waiting: int
-    num_output_tokens: int
-    """Pieces of output, where their tokens are not known yet."""
+    num_pieces: int
+    """Of output, so far; how many tokens they have is not known yet."""
     endings: dict[str, int]
     ttfts_s: tuple[float, ...]
     tpots_s: tuple[float, ...]

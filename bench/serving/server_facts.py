@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 import time
 from dataclasses import dataclass
 
@@ -60,6 +61,12 @@ async def ask_server(
     client = Client(base_url, api_key, verify_tls=verify_tls)
     try:
         answer = await client.get("/v1/models")
+    except ssl.SSLCertVerificationError as exc:
+        raise NoServer(
+            f"the server at {base_url} cannot prove who it is ({exc}); --insecure takes any certificate"
+        ) from exc
+    except ssl.SSLError as exc:
+        raise NoServer(f"what answers at {base_url} does not speak TLS ({exc}); is it http://?") from exc
     except (OSError, TimeoutError) as exc:
         why = str(exc) or "no answer in time"
         raise NoServer(f"no server answers at {base_url} ({why}); start one with `twinpool serve`") from exc

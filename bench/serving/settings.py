@@ -29,6 +29,8 @@ class ServerKind(StrEnum):
     """Any other: it is sent nothing that OpenAI does not know."""
 
 
+TAKE_SALTS = frozenset({ServerKind.TWINPOOL, ServerKind.VLLM})
+"""Their prefix caches find nothing that came with another `cache_salt`."""
 PATHS = {Endpoint.COMPLETIONS: "/v1/completions", Endpoint.CHAT: "/v1/chat/completions"}
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import StrEnum
+from typing import TypeVar
 
 import msgspec
 import numpy as np
@@ -14,8 +15,8 @@ from twinpool.bench.serving.metrics import (
     RequestMetrics,
     num_shared_tokens,
     request_metrics,
-    send_lag_s,
     unexplained_s,
+    wait_before_send_s,
 )
 from twinpool.bench.serving.record import Ending, RequestRecord, Run
 from twinpool.bench.serving.slo import Slo
@@ -27,6 +28,9 @@ OUTPUT_EDGES = (0, 32, 128, 512, 2048)
 """Tokens at which the buckets of lengths begin."""
 EXPLAINED_WITHIN_S = 0.002
 """The server's stages account for a client's TTFT if they sum to it within this."""
+
+
+_Number = TypeVar("_Number", int, float)
 
 
 class WindowKind(StrEnum):
@@ -111,6 +115,8 @@ class Cohort(msgspec.Struct, frozen=True, kw_only=True):
     input_tokens: int
     output_tokens: int
     """Of completed requests, both."""
+    cached_tokens: int | None
+    """Prompt tokens of completed requests that were found in a prefix cache; None if the server says so of none."""
     num_shared_tokens: int
     """Output tokens that came in a chunk with others."""
     num_miscounted: int
@@ -129,8 +135,8 @@ class Cohort(msgspec.Struct, frozen=True, kw_only=True):
     e2e_from_intended: Distribution | None
     decode_rate: Distribution | None
     request_rate: Distribution | None
-    send_lag: Distribution | None
-    """Of all requests."""
+    wait_before_send: Distribution | None
+    """Of all requests, those too that never reached the server."""
     stages: dict[str, Distribution]
     """The server's, by name, of completed requests that have a timeline."""
     unexplained: Distribution | None
@@ -258,6 +264,7 @@ def cohort_of(requests: Sequence[RequestMetrics], slo: Slo | None = None) -> Coh
         num_good=None if slo is None else sum(map(slo.is_met, completed)),
         input_tokens=sum(record.input_tokens for record in records),
         output_tokens=sum(record.output_tokens for record in records),
+        cached_tokens=sum(cached) if (cached := _known(record.cached_tokens for record in records)) else None,
         num_shared_tokens=sum(map(num_shared_tokens, records)),
         num_miscounted=sum(
             sum(chunk.num_tokens for chunk in record.chunks) != record.output_tokens for record in records
@@ -273,14 +280,14 @@ def cohort_of(requests: Sequence[RequestMetrics], slo: Slo | None = None) -> Coh
         e2e_from_intended=_distribution(request.e2e_from_intended_s for request in completed),
         decode_rate=_distribution(request.decode_rate_per_s for request in completed),
         request_rate=_distribution(request.request_rate_per_s for request in completed),
-        send_lag=_distribution(send_lag_s(request.record) for request in requests),
+        wait_before_send=_distribution(wait_before_send_s(request.record) for request in requests),
         stages=_stages(records),
         unexplained=distribution(unexplained),
         num_unexplained=sum(abs(seconds) > EXPLAINED_WITHIN_S for seconds in unexplained),
     )
 
 
-def _known(values: Iterable[float | None]) -> list[float]:
+def _known(values: Iterable[_Number | None]) -> list[_Number]:
     return [value for value in values if value is not None]
 
 

@@ -34,6 +34,10 @@ class _State(msgspec.Struct):
     at_s: float
 
 
+class _Prefill(msgspec.Struct):
+    num_cached_tokens: int
+
+
 class _Timeline(msgspec.Struct):
     """The answer of `GET /v1/requests/{id}/timeline`."""
 
@@ -42,6 +46,7 @@ class _Timeline(msgspec.Struct):
     stages_s: dict[str, float]
     attempts: list[_Attempt]
     states: list[_State]
+    prefill: _Prefill | None = None
 
 
 def read_timeline(data: bytes) -> ServerTimeline:
@@ -66,6 +71,7 @@ def read_timeline(data: bytes) -> ServerTimeline:
         ),
         num_attempts=len(timeline.attempts),
         workers=() if last is None else tuple(dict.fromkeys((last.prefill_worker, last.decode_worker))),
+        cached_tokens=None if timeline.prefill is None else timeline.prefill.num_cached_tokens,
     )
 
 
@@ -82,10 +88,17 @@ def joined(run: Run, settings: LoadSettings) -> Run:
     timelines = asyncio.run(
         _fetched(run, Client(settings.base_url, settings.api_key, verify_tls=settings.verify_tls))
     )
-    requests = tuple(
-        msgspec.structs.replace(record, timeline=timelines.get(record.index)) for record in run.requests
-    )
+    requests = tuple(with_timeline(record, timelines.get(record.index)) for record in run.requests)
     return msgspec.structs.replace(run, requests=requests)
+
+
+def with_timeline(record: RequestRecord, timeline: ServerTimeline | None) -> RequestRecord:
+    """The record with its timeline, which says too what was found in the prefix cache, if the usage did not."""
+    cached = record.cached_tokens
+    # An attempt that resumes finds what the one before has made as well: of the prompt all, at most.
+    if cached is None and timeline is not None and timeline.cached_tokens is not None:
+        cached = min(timeline.cached_tokens, record.input_tokens)
+    return msgspec.structs.replace(record, timeline=timeline, cached_tokens=cached)
 
 
 async def _fetched(run: Run, client: Client) -> dict[int, ServerTimeline]:
@@ -128,6 +141,11 @@ class Agreement:
     largest_gap_s: float
     """The one furthest from 0."""
     largest_request_id: str
+
+    @property
+    def is_partial(self) -> bool:
+        """Whether of some request with output this is not known, or they do not agree."""
+        return self.num_within < self.num_joined + self.num_missing
 
     def words(self) -> str:
         """In one line."""

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
+import select
 import sys
 from collections.abc import Sequence
 
@@ -32,8 +34,12 @@ COMMANDS = (
 )
 
 
+EXIT_NO_READER = 141
+"""What a shell says of a program that SIGPIPE ended."""
+
+
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command; returns its exit status (2: a setting is wrong, 1: it failed)."""
+    """Runs one command; returns its exit status (2: a setting is wrong, 1: it failed, 141: nobody reads its output)."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     if arguments[:1] == ["bench"]:
         from twinpool.commands.bench import with_part
@@ -44,6 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if unknown:
             args.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
         status: int = args.run(args)
+        sys.stdout.flush()
     except (ConfigError, ModelError) as exc:
         print(f"twinpool: {exc}", file=sys.stderr)
         return 2
@@ -52,7 +59,21 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     except KeyboardInterrupt:
         return 130
+    except BrokenPipeError:
+        if _is_read(sys.stdout.fileno()):
+            raise  # another pipe broke
+        os.dup2(
+            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
+        )  # the interpreter flushes once more at its end
+        return EXIT_NO_READER
     return status
+
+
+def _is_read(pipe: int) -> bool:
+    """Whether the other end of a pipe is still open; true of what is no pipe."""
+    poller = select.poll()
+    poller.register(pipe, 0)
+    return not any(event & select.POLLERR for _, event in poller.poll(0))
 
 
 def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:

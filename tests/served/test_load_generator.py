@@ -326,3 +326,8 @@ def test_a_missing_server_is_told_in_one_line(tmp_path: Path) -> None:
     assert process.returncode == 2
     assert said.startswith("twinpool: no server answers at http://127.0.0.1:9 (")
     assert said.count("\n") == 1
+
+
+async def test_https_to_a_server_without_tls_is_told_as_what_it_is(server: Scripted) -> None:
+    with pytest.raises(NoServer, match=r"does not speak TLS .*; is it http://\?"):
+        await ask_server(server.url.replace("http://", "https://"), None, None)

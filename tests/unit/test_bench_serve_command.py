@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import argparse
+import tempfile
 from pathlib import Path
 
 import pytest
+import tokenizers
 
 from twinpool.bench.serving.arrivals import Pacing, Process
 from twinpool.bench.serving.record import Chunk, Ending, RequestRecord, Run, TokenCount
+from twinpool.bench.serving.server_facts import ServerFacts
+from twinpool.bench.serving.settings import ServerKind
 from twinpool.bench.serving.summary import WindowKind, window_of
 from twinpool.bench.serving.workload import PlannedRequest
 from twinpool.commands.bench_serve import (
+    _check_clients,
     _check_flags,
     _check_window,
     _counts,
+    _load_settings,
     add_part,
     command_shown,
 )
@@ -127,3 +133,42 @@ def test_a_load_that_was_over_too_early_is_told_whole_with_the_reason(
 def test_the_window_that_was_asked_for_has_no_fault(kind: WindowKind) -> None:
     window, fault = window_of(run_of(0.0, 1.0, 2.0), kind, 0.5)
     assert (window.kind, window.from_s, fault) == (kind, 0.5, "")
+
+
+def test_a_closed_loop_with_more_clients_than_requests_is_refused() -> None:
+    requests = [PlannedRequest(index=n, prompt="", input_tokens=1, output_tokens=1) for n in range(3)]
+    _check_clients(parsed("--num-clients", "3"), requests, Pacing(Process.CLOSED))
+    with pytest.raises(
+        ConfigError, match="--num-clients is 8; allowed: as many as there are requests at most, 3"
+    ):
+        _check_clients(parsed("--num-clients", "8"), requests, Pacing(Process.CLOSED))
+
+
+@pytest.mark.parametrize(("flags", "is_told"), [((), True), (("--max-concurrency", "8"), False)])
+def test_a_burst_beyond_what_servers_let_wait_is_told_before(
+    flags: tuple[str, ...], is_told: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    requests = [
+        PlannedRequest(index=n, prompt="", input_tokens=1, output_tokens=1, at_s=0.0) for n in range(200)
+    ]
+    _check_clients(parsed(*flags), requests[:50], Pacing(Process.BURST))
+    assert capsys.readouterr().err == ""
+    _check_clients(parsed(*flags), requests, Pacing(Process.BURST))
+    assert ("all 200 requests are sent at once" in capsys.readouterr().err) is is_told
+
+
+def salt_of(kind: ServerKind, *flags: str) -> object:
+    """What a run with these flags sends that server as `cache_salt`."""
+    facts = ServerFacts(kind, model="m", root="m", max_model_len=None)
+    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0}, unk_token="a"))
+    with tempfile.TemporaryDirectory() as folder:
+        return _load_settings(parsed(*flags), facts, words, Path(folder)).extra_body.get("cache_salt")
+
+
+def test_each_run_has_a_cache_salt_of_its_own_where_the_server_takes_one() -> None:
+    salts = [salt_of(kind) for kind in (ServerKind.TWINPOOL, ServerKind.TWINPOOL, ServerKind.VLLM)]
+    assert len(set(salts)) == 3
+    assert all(salts)
+    assert salt_of(ServerKind.TWINPOOL, "--keep-caches") is None
+    assert salt_of(ServerKind.TWINPOOL, "--extra-body", '{"cache_salt": "mine"}') == "mine"
+    assert salt_of(ServerKind.OPENAI) is None

@@ -205,7 +205,7 @@ def test_numbers_out_of_range_are_refused_by_the_name_of_their_flag(make: Any, n
 
 
 def test_no_requests_are_none_of_a_generated_dataset() -> None:
-    with pytest.raises(ConfigError, match="--num-prompts is 0; allowed: at least 1"):
+    with pytest.raises(ConfigError, match="--num-prompts is 0; allowed: 1 or more; 0 means all of a file"):
         _made(0)
 
 

@@ -12,12 +12,12 @@ import pytest
 
 from twinpool.bench.serving.alarm import Alarm
 from twinpool.bench.serving.load_loop import LoadLoop
-from twinpool.bench.serving.progress import Progressing
-from twinpool.bench.serving.record import Chunk, Ending, RequestRecord, Run, Sender, TokenCount
+from twinpool.bench.serving.progress import Progress, Progressing, ProgressLine
+from twinpool.bench.serving.record import NO_CONNECTION, Chunk, Ending, RequestRecord, Run, Sender, TokenCount
 from twinpool.bench.serving.sender_messages import Plan, Tick
 from twinpool.bench.serving.settings import LoadSettings
-from twinpool.bench.serving.timelines import agreement, read_timeline
-from twinpool.bench.serving.verdict import generator_faults
+from twinpool.bench.serving.timelines import agreement, read_timeline, with_timeline
+from twinpool.bench.serving.verdict import generator_faults, load_warnings
 from twinpool.bench.serving.workload import PlannedRequest
 
 ANSWER = b'data: {"choices":[{"text":"x","finish_reason":"stop"}]}\n\ndata: [DONE]\n\n'
@@ -106,24 +106,28 @@ async def test_an_alarm_rings_at_its_time_not_before_and_again_when_set_anew() -
 
 
 def tick(**changes: object) -> Tick:
-    nothing = Tick(
-        num_sent=0, num_running=0, num_waiting=0, num_output_tokens=0, endings={}, ttfts_s=(), tpots_s=()
-    )
+    nothing = Tick(num_sent=0, num_running=0, num_waiting=0, num_pieces=0, endings={}, ttfts_s=(), tpots_s=())
     return msgspec.structs.replace(nothing, **changes)
 
 
 def test_progress_adds_up_all_senders_and_remembers_latencies() -> None:
     progressing = Progressing(num_planned=10)
     progressing.add(0, tick(num_sent=2, num_running=1, endings={"completed": 1}, ttfts_s=(0.1,)))
-    progressing.add(0, tick(num_sent=4, num_running=2, endings={"completed": 2}, ttfts_s=(0.3,)))
     progressing.add(
-        1, tick(num_sent=3, num_running=1, num_waiting=1, endings={"rejected": 2}, ttfts_s=(0.2,))
+        0, tick(num_sent=4, num_running=2, num_pieces=1200, endings={"completed": 2}, ttfts_s=(0.3,))
+    )
+    progressing.add(
+        1,
+        tick(
+            num_sent=3, num_running=1, num_waiting=1, num_pieces=34, endings={"rejected": 2}, ttfts_s=(0.2,)
+        ),
     )
     now = progressing.now(elapsed_s=4.0)
     assert (now.num_sent, now.num_running, now.num_waiting, now.num_done) == (7, 3, 1, 4)
     assert (now.ttft_p50_s, now.ttft_p99_s, now.rate_per_s) == (0.2, 0.3, 0.5)
     assert now.line() == (
-        "4/10 done, 3 running, 1 waiting, 2 rejected, 0.50 requests/s, TTFT p50 200 ms p99 300 ms, TPOT p50 - p99 -"
+        "4/10 done, 3 running, 1 waiting, 2 rejected, 1,234 pieces of output, 0.50 requests/s, "
+        "TTFT p50 200 ms p99 300 ms, TPOT p50 - p99 -"
     )
 
 
@@ -230,3 +234,69 @@ def test_stages_agree_with_the_client_or_it_is_said_by_how_much_not() -> None:
         "the server had no timeline of 1"
     )
     assert agreement(run(records=(record(2, 0.3),))) is None
+
+
+def lost(index: int, at_s: float, error: str = f"{NO_CONNECTION}: refused") -> RequestRecord:
+    changes = {
+        "intended_at_s": at_s,
+        "sent_at_s": at_s,
+        "chunks": (),
+        "ending": Ending.FAILED,
+        "error": error,
+    }
+    return msgspec.structs.replace(record(index, 0.1), **changes)
+
+
+def test_a_load_of_which_next_to_all_completed_has_no_warnings() -> None:
+    records = tuple(record(number, 0.1) for number in range(99))
+    assert load_warnings(run(records=(*records, lost(99, 2.0, "the worker died")))) == ()
+
+
+def test_a_server_that_was_lost_is_told_with_when_and_how_much_it_cost() -> None:
+    records = (record(0, 0.1), record(1, 0.1), lost(2, 1.5, "broken"), lost(3, 2.5), lost(4, 3.0))
+    assert load_warnings(run(records=records)) == (
+        "3 of 5 requests (60%) did not complete; all latencies are of the others, which may have been served better "
+        "for it",
+        "the server went away: none of the last 2 requests, due from 2.5 s on, reached it",
+    )
+    assert load_warnings(run(records=records[2:])) == (
+        "none of 3 requests completed",
+        "the server went away: none of the last 2 requests, due from 2.5 s on, reached it",
+    )
+    assert load_warnings(run(records=records[3:])) == (
+        "none of 2 requests completed",
+        "the server is not there: no connection: refused",
+    )
+
+
+def test_what_an_interruption_cut_off_is_no_warning() -> None:
+    cut = msgspec.structs.replace(record(1, 0.1), ending=Ending.CANCELLED)
+    interrupted = msgspec.structs.replace(run(records=(record(0, 0.1), cut)), was_interrupted=True)
+    assert load_warnings(interrupted) == ()
+
+
+def test_prompt_tokens_in_the_cache_are_the_timelines_where_the_usage_says_nothing() -> None:
+    timeline = read_timeline(msgspec.json.encode(TIMELINE | {"prefill": {"num_cached_tokens": 48}}))
+    assert timeline.cached_tokens == 48
+    assert read_timeline(msgspec.json.encode(TIMELINE | {"prefill": None})).cached_tokens is None
+    asked = msgspec.structs.replace(record(0, 0.1), input_tokens=64)
+    assert with_timeline(asked, timeline).cached_tokens == 48
+    said = msgspec.structs.replace(asked, cached_tokens=0)
+    assert with_timeline(said, timeline).cached_tokens == 0
+    assert with_timeline(asked, None).cached_tokens is None
+    resumed = msgspec.structs.replace(asked, input_tokens=40)
+    assert with_timeline(resumed, timeline).cached_tokens == 40
+
+
+def test_where_there_is_no_terminal_a_line_without_news_comes_rarely(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def progress(elapsed_s: float, num_pieces: int) -> Progress:
+        ticked = Progressing(num_planned=1)
+        ticked.add(0, tick(num_sent=1, num_running=1, num_pieces=num_pieces))
+        return ticked.now(elapsed_s)
+
+    with ProgressLine(1) as line:
+        for elapsed_s, num_pieces in ((10.0, 5), (20.0, 5), (30.0, 6), (40.0, 6), (90.0, 6)):
+            line.show(progress(elapsed_s, num_pieces))
+    assert [each.split(":")[0] for each in capsys.readouterr().err.splitlines()] == ["10 s", "30 s", "90 s"]

@@ -13,7 +13,7 @@ from support.made_up_runs import made_up_report, made_up_run
 
 from twinpool.bench.reports.model import encode_report
 from twinpool.bench.reports.plots import write_plots
-from twinpool.bench.serving.record import Sender, encode_run
+from twinpool.bench.serving.record import NO_CONNECTION, Ending, Sender, encode_run
 from twinpool.cli import main
 from twinpool.errors import ConfigError
 
@@ -117,14 +117,23 @@ def test_what_holds_no_requests_is_refused(
     assert "r.json" in said
 
 
-def test_files_that_would_be_overwritten_or_are_missing_are_refused(
+def test_a_page_of_a_runs_name_leaves_the_run_as_it_is(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     saved_run(folder / "report.json")
     before = (folder / "report.json").read_bytes()
-    assert main(["report", "report.json"]) == 2
-    assert "would be overwritten" in capsys.readouterr().err
+    assert main(["report", "report.json"]) == 0
+    assert "written: report.html, report.report.json" in capsys.readouterr().out
+    assert main(["report", "report.report.json"]) == 0, (
+        "what was written is a report, and the name is still taken"
+    )
     assert (folder / "report.json").read_bytes() == before
+
+
+def test_files_that_are_missing_or_go_not_together_are_refused(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    saved_run(folder / "report.json")
     assert main(["report", "none.json"]) == 2
     assert "none.json cannot be read" in capsys.readouterr().err
     assert main(["report", "report.json", "-o", "page.htm"]) == 2
@@ -156,3 +165,18 @@ def test_every_chart_is_drawn_as_a_file_and_none_is_blank(folder: Path) -> None:
 def test_a_report_without_values_has_no_plots(folder: Path) -> None:
     report = msgspec.structs.replace(made_up_report(1, 1), arms=(), curves=(), maps=())
     assert write_plots(folder / "r", ".png", report) == []
+
+
+def test_a_run_of_which_much_failed_leads_with_that(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = made_up_run(num_requests=12)
+    lost = {"ending": Ending.FAILED, "status": 0, "chunks": (), "error": f"{NO_CONNECTION}: refused"}
+    requests = [
+        msgspec.structs.replace(each, **lost) if number >= 5 else each
+        for number, each in enumerate(run.requests)
+    ]
+    (folder / "a.json").write_bytes(encode_run(msgspec.structs.replace(run, requests=tuple(requests))))
+    assert main(["report", "a.json", "-o", "out.html"]) == 0
+    first, second = capsys.readouterr().out.splitlines()[:2]
+    num_lost = 12 - sum(each.ending is Ending.COMPLETED for each in requests)
+    assert first.startswith(f"warning: a: {num_lost} of 12 requests (")
+    assert second.startswith("warning: a: the server went away: none of the last 7 requests, due from ")

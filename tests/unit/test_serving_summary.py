@@ -33,8 +33,8 @@ def test_each_way_to_end_is_counted_apart_and_only_completed_ones_have_latencies
     assert (cohort.ttft.count, cohort.ttft.min, cohort.ttft.max) == (2, 0.5, 1.5)
     assert cohort.itl is not None
     assert (cohort.itl.count, cohort.itl.max) == (2 + 4, 0.25)
-    assert cohort.send_lag is not None
-    assert cohort.send_lag.count == 6
+    assert cohort.wait_before_send is not None
+    assert cohort.wait_before_send.count == 6
 
 
 def test_rates_of_a_closed_cohort_are_over_the_whole_time() -> None:

@@ -65,24 +65,30 @@ def make_requests(
 
 
 def make_workload(
-    settings: DatasetSettings, tokenizer: tokenizers.Tokenizer, num_prompts: int, seed: int
+    settings: DatasetSettings,
+    tokenizer: tokenizers.Tokenizer,
+    num_prompts: int,
+    seed: int,
+    *,
+    is_bound: bool = False,
 ) -> Workload:
     """`num_prompts` requests of a dataset, of one with a file at most as many as that has (0: all of them). `at_s` is
-    None unless the data has times. The same arguments make the same requests.
+    None unless the data has times. The same arguments make the same requests. If `num_prompts` is a bound that nobody
+    asked for, that there are fewer is not noted.
 
     Raises:
         ConfigError: a file cannot be read or lacks something, a length is beyond the context, or nothing is left.
     """
     has_file = settings.name in FILE_DATASETS
-    least = 0 if has_file else 1
-    require("--num-prompts", num_prompts, num_prompts >= least, f"at least {least}")
+    allowed = "0 (all) or more" if has_file else "1 or more; 0 means all of a file, and this dataset has none"
+    require("--num-prompts", num_prompts, num_prompts >= (0 if has_file else 1), allowed)
     match settings.name:
         case DatasetName.SHAREGPT | DatasetName.CUSTOM:
             workload = _prompted(settings, tokenizer, num_prompts, seed)
         case _:
             workload = _synthesized(_shapes(settings, num_prompts, seed), settings, tokenizer, seed)
     missing = num_prompts - len(workload.requests)
-    if missing > 0:
+    if missing > 0 and not is_bound:
         note = f"there are {len(workload.requests)} requests, not {num_prompts}"
         workload = Workload(workload.requests, (*workload.notes, note))
     return workload

@@ -63,7 +63,7 @@ def add_part(parts: argparse._SubParsersAction[argparse.ArgumentParser]) -> argp
         "--renew", type=Path, metavar="FILE", help="measure --passes times and write the baseline to FILE"
     )
     engine.add_argument("--passes", type=int, default=3, metavar="N", help="of --renew (default 3)")
-    engine.set_defaults(run=run)
+    engine.set_defaults(run=run, parser=engine)
     return engine
 
 

@@ -10,6 +10,7 @@ import os
 import shlex
 import sys
 import tempfile
+import uuid
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from datetime import datetime
@@ -40,7 +41,10 @@ if TYPE_CHECKING:
     from twinpool.bench.serving.settings import LoadSettings
     from twinpool.bench.serving.workload import PlannedRequest
 
-EXIT_GOOD, EXIT_NO_RESULT, EXIT_NOTHING_COMPLETED, EXIT_INTERRUPTED = 0, 1, 4, 130
+EXIT_GOOD, EXIT_NO_RESULT, EXIT_INTERRUPTED = 0, 1, 130
+DEFAULT_NUM_PROMPTS = 1000
+_MANY_AT_ONCE = 100
+"""So many requests at the same moment are more than a server in use sees; most bound their queue."""
 _FLAG_TYPES = (str, int, float, list, dict, Path, type(None))
 
 
@@ -51,8 +55,8 @@ def add_part(parts: argparse._SubParsersAction[argparse.ArgumentParser]) -> argp
         help="load on any OpenAI-compatible server, and what its clients see",
         description="Sends requests to a running server at their times, however slow it is, and prints what their "
         "clients saw. Latencies count from sending and, beside it, from the intended time of each request.",
-        epilog="Exit status: 0; 1 this is no result (the load generator was the bottleneck, or the load was over before"
-        " its warm-up), or it failed; 2 a setting is wrong; 4 no request completed; 130 Ctrl-C (what was seen until "
+        epilog="Exit status: 0; 1 this is no result (the load generator was the bottleneck, no request completed, or "
+        "the load was over before its warm-up), or it failed; 2 a setting is wrong; 130 Ctrl-C (what was seen until "
         "then is printed and written).",
     )
     add_server_flags(parser)
@@ -78,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
     from twinpool.bench.serving.result import result_json
     from twinpool.bench.serving.slo import parse_goodput
     from twinpool.bench.serving.summary import WindowKind, summarize, window_of
-    from twinpool.bench.serving.verdict import generator_faults
+    from twinpool.bench.serving.verdict import generator_faults, load_warnings
 
     slo = parse_goodput(args.goodput)
     _check_flags(args)
@@ -90,6 +94,7 @@ def run(args: argparse.Namespace) -> int:
     tokenizer = _tokenizer(args, facts)
     requests, warm_up, pacing = _requests(args, dataset, tokenizer)
     _check_window(args, requests, pacing)
+    _check_clients(args, requests, pacing)
     described = _described(args, facts, dataset, len(requests))
     with tempfile.TemporaryDirectory() as folder:
         settings = _load_settings(args, facts, tokenizer, Path(folder))
@@ -120,21 +125,21 @@ def run(args: argparse.Namespace) -> int:
     is_valid = not faults and not window_fault
     result["twinpool"] |= {
         "is_valid": is_valid, "generator_faults": list(faults), "window_fault": window_fault or None,
+        "warnings": list(load_warnings(seen)),
     }  # fmt: skip
+    path = _result_path(args, seen) if args.save_result or args.save_detailed else None
+    if path is not None:  # before it is printed, as nobody may read that
+        _write(path, (json.dumps(result) + "\n").encode())
     print(printed(result, seen, summary, faults))
     if window_fault:
         print(f"NOT A RESULT: {window_fault}; the figures are of all requests")
-    if args.save_result or args.save_detailed:
-        path = _result_path(args, seen)
-        _write(path, (json.dumps(result) + "\n").encode())
+    if path is not None:
         print(f"result: {path}")
     if args.save_records is not None:
         print(f"records: {args.save_records}")
     if seen.was_interrupted:
         return EXIT_INTERRUPTED
-    if not is_valid:
-        return EXIT_NO_RESULT
-    return EXIT_GOOD if result["completed"] else EXIT_NOTHING_COMPLETED
+    return EXIT_GOOD if is_valid and result["completed"] else EXIT_NO_RESULT
 
 
 async def _facts(args: argparse.Namespace) -> ServerFacts:
@@ -182,7 +187,8 @@ def _requests(
     from twinpool.bench.serving.arrivals import schedule
     from twinpool.bench.serving.datasets import make_workload, warm_up_requests
 
-    workload = make_workload(dataset, tokenizer, args.num_prompts, args.seed)
+    num_prompts = DEFAULT_NUM_PROMPTS if args.num_prompts is None else args.num_prompts
+    workload = make_workload(dataset, tokenizer, num_prompts, args.seed, is_bound=args.num_prompts is None)
     for note in workload.notes:
         print(f"dataset: {note}", file=sys.stderr)
     pacing = pacing_of(args, has_times=all(request.at_s is not None for request in workload.requests))
@@ -197,11 +203,13 @@ def _requests(
 def _load_settings(
     args: argparse.Namespace, facts: ServerFacts, tokenizer: tokenizers.Tokenizer, folder: Path
 ) -> LoadSettings:
-    from twinpool.bench.serving.settings import Endpoint, LoadSettings, ServerKind
+    from twinpool.bench.serving.settings import TAKE_SALTS, Endpoint, LoadSettings, ServerKind
 
     name = args.backend.removesuffix("-chat")
     is_chat = args.backend.endswith("-chat") or (args.endpoint or "").endswith("/chat/completions")
     kind = facts.kind if name == "openai" else one_of(*ServerKind)(name.replace(".", ""))
+    has_salt = kind in TAKE_SALTS and not args.keep_caches
+    salted = {"cache_salt": uuid.uuid4().hex} if has_salt else {}
     tokenizer_file = None
     if kind in (ServerKind.OPENAI, ServerKind.LLAMACPP):  # their chunks do not say how many tokens they have
         tokenizer_file = str(folder / "tokenizer.json")
@@ -219,7 +227,7 @@ def _load_settings(
         limit_s=args.timeout,
         temperature=args.temperature,
         ignore_eos=args.ignore_eos,
-        extra_body=args.extra_body,
+        extra_body=salted | args.extra_body,
         keep_output=args.save_detailed,
         with_timelines=args.timelines,
         tokenizer_file=tokenizer_file,
@@ -286,6 +294,19 @@ def _check_window(args: argparse.Namespace, requests: Sequence[PlannedRequest], 
         require("--window", args.window, last_s > 0, "closed_cohort, as all requests arrive at once")
     allowed = f"less than the {last_s:.3g} s after which the last request arrives"
     require("--warm-up", args.warm_up, args.warm_up == 0 or args.warm_up < last_s, allowed)
+
+
+def _check_clients(args: argparse.Namespace, requests: Sequence[PlannedRequest], pacing: Pacing) -> None:
+    """Before the load: whether it is what its flags say. A burst is told of, as a server may refuse most of it."""
+    if args.num_clients is not None:
+        allowed = f"as many as there are requests at most, {len(requests)}"
+        require("--num-clients", args.num_clients, args.num_clients <= len(requests), allowed)
+    if pacing.process == "burst" and args.max_concurrency is None and len(requests) > _MANY_AT_ONCE:
+        print(
+            f"all {len(requests)} requests are sent at once, and a server refuses those beyond its queue (a Twinpool "
+            "by --max-queue-requests); --request-rate spreads them, --max-concurrency and --num-clients bound them",
+            file=sys.stderr,
+        )
 
 
 def _percentiles(text: str) -> list[float]:

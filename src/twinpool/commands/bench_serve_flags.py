@@ -67,8 +67,9 @@ def add_load_flags(parser: argparse.ArgumentParser) -> None:
     """How many requests, when, and by whom."""
     load = parser.add_argument_group("load")
     load.add_argument(
-        "--num-prompts", type=int, default=1000, metavar="N", help="default 1000; 0: all of a file"
-    )
+        "--num-prompts", type=int, metavar="N",
+        help="requests (default 1000); of a dataset with a file so many at most, and 0: all",
+    )  # fmt: skip
     load.add_argument(
         "--request-rate", type=float, metavar="R",
         help="per second; inf: all at once (default: the data's times if it has some, else inf)",
@@ -103,6 +104,11 @@ def add_load_flags(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="other requests, one by one, before the load (0)",
     )
+    load.add_argument(
+        "--keep-caches", action="store_true",
+        help="let a prefix cache find what earlier runs have left (default: Twinpool and vLLM are sent a cache_salt of "
+        "this run)",
+    )  # fmt: skip
     load.add_argument(
         "--timeout", type=float, default=600.0, metavar="S", help="longest wait for an answer (600)"
     )

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from twinpool.config import require
+from twinpool.errors import ConfigError
 
 if TYPE_CHECKING:
     from twinpool.bench.reports.model import Report
@@ -71,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
     report = _report(args)
     for line in headlines(report):
         print(line)
-    written = write_report(args.output, report)
+    written = write_report(args.output, report, _json_path(args.output))
     if args.plots is not None:
         written += write_plots(args.output.with_suffix(""), f".{args.plots}", report)
     if args.trace is not None:
@@ -95,15 +96,23 @@ def _report(args: argparse.Namespace) -> Report:
             require("RESULT", text, len(args.results) == 1, "one report alone, or any number of runs")
             require("--goodput", args.goodput, slo is None, "nothing with a report, which has its SLO")
             return found if not args.title else msgspec.structs.replace(found, title=args.title)
-        beside = args.output.with_suffix(".json")
-        is_kept = beside.resolve() != path.resolve()
-        require(
-            "-o", str(args.output), is_kept, f"another name: {beside} is a result that would be overwritten"
-        )
         runs.append((name, found))
     names = list(dict.fromkeys(name for name, _ in runs))
     created_at = datetime.now(UTC).astimezone().isoformat(timespec="seconds")
     return report_of(runs, args.title or ", ".join(names), slo, ", ".join(args.goodput), created_at)
+
+
+def _json_path(page: Path) -> Path:
+    """Beside the page, under its name, unless something else than a report lies there: that is somebody's result."""
+    from twinpool.bench.reports.model import Report
+    from twinpool.bench.reports.saved import read_saved
+
+    beside = page.with_suffix(".json")
+    try:
+        is_free = not beside.exists() or isinstance(read_saved(beside), Report)
+    except ConfigError:
+        is_free = False
+    return beside if is_free else page.with_suffix(".report.json")
 
 
 def _named(text: str) -> tuple[str, Path]:
