@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import msgspec
 
 from twinpool.bench.comparison.arms import Arm
-from twinpool.bench.comparison.plan import Trials, repeat
+from twinpool.bench.comparison.plan import FEWEST, Trials, forecast, lasts_s, repeat
 from twinpool.bench.comparison.stand import Stand, Trial
-from twinpool.bench.comparison.tuning import Tried, tune
+from twinpool.bench.comparison.tuning import BUDGETS, Tried, tune
 from twinpool.bench.comparison.workloads import Load, Model
 from twinpool.bench.comparison.yardstick import Yardstick, measure_yardstick, yardstick_arm
 from twinpool.bench.serving.record import Ending
@@ -21,6 +21,8 @@ MOST_REPETITIONS = 12
 _WARM_UP_SEED, _TUNING_SEED = 1_000_000, 2_000_000
 """Beyond those of repetitions: what is measured is new to every server."""
 _NUM_WARM_UP = 3
+_START_S = 6.0
+"""About what a server takes to start and warm up."""
 MakeLoad = Callable[[Yardstick], Load]
 Say = Callable[[str], None]
 
@@ -53,7 +55,8 @@ def compare_arms(wanted: Wanted, stand: Stand, model: Model, say: Say, found: li
         ServerFault, NoServer, NothingMeasured: a server does not start or answer.
         KeyboardInterrupt: Ctrl-C.
     """
-    ends_at = time.monotonic() + 60 * wanted.minutes
+    began_at = time.monotonic()
+    ends_at = began_at + 60 * wanted.minutes
     stand.find(wanted.arms)
     by = yardstick_arm(wanted.arms)
     say(f"starting {by.name}, and measuring what it does undisturbed")
@@ -65,6 +68,13 @@ def compare_arms(wanted: Wanted, stand: Stand, model: Model, say: Say, found: li
     )
     say(f"undisturbed: {yardstick}")
     loads = [make(yardstick) for make in wanted.loads]
+    one_s = {load.name: len(wanted.arms) * lasts_s(load.requests(wanted.seed), yardstick) for load in loads}
+    before_s = _before_s(wanted.arms, list(one_s.values()))
+    now = time.monotonic()
+    wanted_s = now - began_at + before_s + FEWEST * sum(one_s.values())
+    for load in loads:
+        left_s = (ends_at - now - before_s) / len(loads)
+        say(f"{load.name}: {forecast(one_s[load.name], left_s, wanted.most_repetitions, wanted_s)}")
     tuned = [_tuned(wanted.arms, load, stand, wanted.seed, say) for load in loads]
     _stop_losers(stand, tuned)
     for number, (load, (arms, tried)) in enumerate(zip(loads, tuned, strict=True)):
@@ -82,6 +92,13 @@ def compare_arms(wanted: Wanted, stand: Stand, model: Model, say: Say, found: li
             until=now + (ends_at - now) / (len(loads) - number),
             say=say,
         )
+
+
+def _before_s(arms: Sequence[Arm], one_s: Sequence[float]) -> float:
+    """About what goes before the first repetition counts: starting servers, and tuning on each load."""
+    num_tuned = sum(arm.is_tuned for arm in arms)
+    num_started = sum(not arm.url for arm in arms) + num_tuned * (len(BUDGETS) - 1)
+    return _START_S * num_started + num_tuned * len(BUDGETS) * sum(one_s) / len(arms)
 
 
 def _warm_up(requests: Sequence[PlannedRequest]) -> list[PlannedRequest]:

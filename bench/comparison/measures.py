@@ -266,7 +266,10 @@ def _both_completed(repetition: Repetition[Seen]) -> int:
 
 
 def _never_negative(found: Estimate) -> Interval:
-    return _interval(found.value, max(0.0, found.low), found.high)
+    """Of what cannot be negative: an interval that reaches below 0, or to twice the value, is none."""
+    if found.low < 0 or found.high > 2 * found.value:
+        return Interval(found.value)
+    return _interval(found.value, found.low, found.high)
 
 
 def _change(relative: Difference) -> Interval:

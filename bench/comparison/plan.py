@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -10,6 +11,7 @@ from twinpool.bench.comparison.arms import Arm
 from twinpool.bench.comparison.measures import p99_itl_half_width
 from twinpool.bench.comparison.stand import Trial
 from twinpool.bench.comparison.workloads import Load
+from twinpool.bench.comparison.yardstick import Yardstick
 from twinpool.bench.serving.record import Run
 from twinpool.bench.serving.workload import PlannedRequest
 
@@ -17,6 +19,36 @@ FEWEST = 3
 """Repetitions before an interval counts as tight."""
 TIGHT = 0.05
 """Relative half-width of an interval that needs no more repetitions."""
+
+
+_STRAINED = 2.0
+"""So many times what a request takes undisturbed it may take among the others of its load."""
+
+
+def lasts_s(requests: Sequence[PlannedRequest], by: Yardstick) -> float:
+    """About how long these requests take on one arm."""
+    return max(
+        (request.at_s or 0.0)
+        + _STRAINED * (request.input_tokens * by.prompt_token_s + (request.output_tokens or 0) * by.itl_s)
+        for request in requests
+    )
+
+
+def forecast(one_s: float, left_s: float, most: int, wanted_s: float) -> str:
+    """Whether the time will do: a repetition takes about `one_s`, `left_s` are left. `wanted_s`: for everything that
+    this command does, with FEWEST repetitions of each load."""
+    num_fit = min(most, max(1, int(left_s / one_s)))
+    text = f"one repetition on all arms takes about {one_s:.0f} s, "
+    if one_s > left_s:
+        text += f"longer than the {max(0.0, left_s):.0f} s that are left; one is made all the same"
+    else:
+        text += f"so about {num_fit} will be made in {left_s:.0f} s"
+    if num_fit >= min(FEWEST, most):
+        return text
+    return (
+        f"{text}. Fewer than {FEWEST} can hardly show a difference: for {FEWEST} give --minutes "
+        f"{math.ceil(wanted_s / 30) / 2:g}"
+    )
 
 
 @dataclass(slots=True)

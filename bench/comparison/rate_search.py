@@ -55,7 +55,7 @@ class Bracket:
 @dataclass(frozen=True, slots=True)
 class Pooled:
     """Neighbouring rates, ascending, whose runs are judged together. `at_odds`: one of the rates by itself fails below
-    another that by itself holds."""
+    another that by itself holds; or the share rises more than chance allows, and not all were tried often enough."""
 
     rates: tuple[float, ...]
     num_requests: int
@@ -110,6 +110,8 @@ class Search:
         for rates, good, count in blocks:
             alone = [self._judged(*counted[rate]) for rate in rates]
             at_odds = Holds.NO in alone and Holds.YES in alone[alone.index(Holds.NO) :]
+            if min(len(by_rate[rate]) for rate in rates) < self.tries:
+                at_odds = at_odds or _rises([wilson(*counted[rate], self.confidence) for rate in rates])
             holds = Holds.UNSURE if at_odds else self._judged(good, count)
             found.append(Pooled(tuple(rates), count, good, holds, at_odds))
         return found
@@ -203,6 +205,11 @@ def wilson(num_good: int, num_all: int, confidence: float) -> tuple[float, float
     middle = share + square / 2
     reach = z * math.sqrt(share * (1 - share) / num_all + square / (4 * num_all))
     return max(0.0, (middle - reach) / (1 + square)), min(1.0, (middle + reach) / (1 + square))
+
+
+def _rises(shares: Sequence[tuple[float, float]]) -> bool:
+    """Whether some interval lies wholly above an earlier one."""
+    return any(low > high for place, (low, _) in enumerate(shares) for _, high in shares[:place])
 
 
 def _bracket(pooled: Sequence[Pooled]) -> Bracket:

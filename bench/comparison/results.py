@@ -11,6 +11,7 @@ from twinpool.bench.comparison.comparing import Compared
 from twinpool.bench.comparison.measures import comparisons, figures, goodput_of_nothing
 from twinpool.bench.comparison.noise import noise_table, noise_warnings
 from twinpool.bench.comparison.outputs import check_outputs
+from twinpool.bench.comparison.plan import FEWEST
 from twinpool.bench.comparison.stand import Stand
 from twinpool.bench.comparison.tuning import tuning_table
 from twinpool.bench.reports.model import ArmReport, Comparison, Fact, OutputCheck, Report
@@ -62,7 +63,7 @@ def comparison_report(compared: Compared, stand: Stand, around: Circumstances) -
         output_checks=tuple(checks),
         tables=tables,
         findings=tuple(filter(None, findings)),
-        warnings=(*noise_warnings(own), *_other_models(trials.arms, stand)),
+        warnings=(*_few(trials.num_repetitions), *noise_warnings(own), *_other_models(trials.arms, stand)),
         slo=str(load.slo),
         hardware=around.hardware,
         settings=(
@@ -99,6 +100,15 @@ def _faults(runs: Sequence[Run]) -> tuple[str, ...]:
     if not faults:
         return ()
     return (f"in {len(faults)} of {len(runs)} repetitions the load generator was too slow: {faults[0]}",)
+
+
+def _few(num_repetitions: int) -> tuple[str, ...]:
+    if num_repetitions >= FEWEST:
+        return ()
+    count = "one repetition was" if num_repetitions == 1 else f"{num_repetitions} repetitions were"
+    return (
+        f"only {count} made; fewer than {FEWEST} can hardly show a difference: give more --minutes or --repetitions",
+    )
 
 
 def _other_models(arms: Sequence[Arm], stand: Stand) -> list[str]:

@@ -325,6 +325,6 @@ def doubts(found: Sequence[Sequence[Searched]], minutes: float) -> list[str]:
                 rates = f"{number(odd.rates[0])} and {number(odd.rates[-1])}"
                 told.append(
                     f"{each.arm.name}, {each.cell.name}, {objective.name}: runs between {rates} requests/s contradict "
-                    "each other (it failed below a rate at which it held), so none of them is believed"
+                    "each other: fewer requests were good at a lower rate than at a higher one; none is believed"
                 )
     return told

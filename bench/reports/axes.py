@@ -77,5 +77,16 @@ def ecdf(values: Sequence[float], most: int = 400) -> list[tuple[float, float]]:
     return [(ordered[rank], (rank + 1) / count) for rank in ranks]
 
 
+def steps(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """The same curve with corners: at each value it rises at once, from the share of the values below. So it holds
+    every percentile by nearest rank, however few the values are."""
+    below = [0.0, *(share for _, share in points)]
+    return [
+        corner
+        for (value, share), before in zip(points, below, strict=False)
+        for corner in ((value, before), (value, share))
+    ]
+
+
 def _clip(place: float) -> float:
     return min(1.0, max(0.0, place))

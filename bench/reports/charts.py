@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from twinpool.bench.reports.axes import Axis, ecdf, linear_axis, log_axis, probability_axis
+from twinpool.bench.reports.axes import Axis, ecdf, linear_axis, log_axis, probability_axis, steps
 from twinpool.bench.reports.markup import Child, Markup, tag
 from twinpool.bench.reports.model import Interval, RateCurve, Unit
 from twinpool.bench.reports.words import amount, number, percent
@@ -54,7 +54,7 @@ def distribution_chart(title: str, series: Sequence[Series]) -> Markup | None:
     y = probability_axis(max(len(each.values) for each in series))
     marks: list[Child] = []
     for each in series:
-        points = [(value, share) for value, share in ecdf(each.values) if value > 0]
+        points = [(value, share) for value, share in steps(ecdf(each.values)) if value > 0]
         line = " ".join(f"{_x(x, value):.1f},{_y(y, share):.1f}" for value, share in points)
         drawn: list[Child] = [tag("polyline", points=line, stroke_dasharray=dashes(each.number))]
         for percent_ in MARKED:
@@ -68,8 +68,8 @@ def distribution_chart(title: str, series: Sequence[Series]) -> Markup | None:
 
 def rate_chart(curves: Sequence[tuple[int, RateCurve]]) -> Markup | None:
     """Goodput against the rate that was offered, with the place of each curve's arm; None without points. A dot is
-    filled where the SLOs hold, pale where that is not known; the line that a server would follow that keeps every SLO is
-    dotted."""
+    filled where the SLOs hold, pale where that is not known; the line that a server would follow that keeps every SLO
+    is dotted."""
     points = [point for _, curve in curves for point in curve.points]
     if not points:
         return None

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from twinpool.bench.reports.axes import LEVELS, ecdf, normal_quantile
+from twinpool.bench.reports.axes import LEVELS, ecdf, normal_quantile, steps
 from twinpool.bench.reports.charts import MARKED, tick
 from twinpool.bench.reports.heat_map import depth, panels, words_of
 from twinpool.bench.reports.measured import Measured, measured
@@ -76,11 +76,11 @@ def _distributions(title: str, arms: Sequence[Measured], values: Sequence[Sequen
     axes = figure.add_subplot()
     count = max(len(own) for own in values)
     for arm, own in zip(arms, values, strict=True):
-        points = [(value, share) for value, share in ecdf(own) if value > 0]
+        points = [(value, share) for value, share in steps(ecdf(own)) if value > 0]
         if not points:
             continue
         color = _COLORS[arm.number % len(_COLORS)]
-        shares = [normal_quantile(min(share, 1 - 0.5 / count)) for _, share in points]
+        shares = [normal_quantile(min(max(share, 0.5 / count), 1 - 0.5 / count)) for _, share in points]
         style = _STYLES[arm.number % len(_STYLES)]
         axes.plot([value for value, _ in points], shares, color=color, ls=style, label=_plain(arm.arm.name))
         marks = [(percentile(own, level), normal_quantile(level / 100)) for level in MARKED]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Callable, Sequence
 from datetime import datetime
@@ -37,6 +38,7 @@ from twinpool.bench.serving.summary import EXPLAINED_WITHIN_S, Bucket, Cohort
 _LEAST_SCALE = 0.05
 """A forest plot of smaller changes is not stretched further."""
 _MOST_DIFFERENCES = 20
+_ENOUGH_FOR_P99 = 100
 _FIGURE = re.compile(r"[+−<-]?[\d.,]*\d%?")
 _LEVELS: tuple[tuple[str, Callable[[Distribution], float]], ...] = (
     ("p50", lambda found: found.p50),
@@ -101,8 +103,23 @@ def summary_table(arms: Sequence[ArmReport], confidence: float) -> Markup | None
         values = [next((each.value for each in arm.figures if each.measure == measure), None) for arm in arms]
         rows.append([measure.name, *(_value(value, measure.unit) for value in values)])
     has_ends = any(figure.value.low is not None for arm in arms for figure in arm.figures)
-    note = f"In brackets: {percent(confidence)} confidence intervals." if has_ends else ""
+    brackets = f"In brackets: {percent(confidence)} confidence intervals." if has_ends else ""
+    note = " ".join(filter(None, (brackets, small_samples(arms))))
     return _table(["", *(arm.name for arm in arms)], rows, note)
+
+
+def small_samples(arms: Sequence[ArmReport]) -> str:
+    """That a p99 of few requests is no more than their largest value, if that is so; else empty."""
+    counts = [
+        sum(record.ending is Ending.COMPLETED for record in run.requests) for arm in arms for run in arm.runs
+    ]
+    least = min((count for count in counts if count), default=_ENOUGH_FOR_P99)
+    if least >= _ENOUGH_FOR_P99:
+        return ""
+    return (
+        f"The p99 of fewer than {_ENOUGH_FOR_P99} values is simply the largest of them; a repetition had as few as "
+        f"{least} requests, each with one TTFT, TPOT and E2E."
+    )
 
 
 def comparison_table(comparisons: Sequence[Comparison], confidence: float) -> Markup | None:
@@ -144,10 +161,20 @@ def distribution_table(arms: Sequence[Measured]) -> Markup | None:
         for arm in arms:
             found = dict(arm.distributions).get(name)
             if found is not None:
-                cells = [amount(of(found), Unit.SECONDS) for _, of in _LEVELS]
+                cells = [_level(name, of(found), found) for name, of in _LEVELS]
                 rows.append([name, arm.arm.name, *cells, f"{found.count:,}"])
-    note = "Of completed requests. Percentiles are nearest ranks: values that occurred."
+    note = (
+        "Of completed requests. Percentiles are nearest ranks: values that occurred. “= max”: too few values for such "
+        "a percentile to be another one than the largest."
+    )
     return _table(["", "", *(level for level, _ in _LEVELS), "values"], rows, note) if rows else None
+
+
+def _level(name: str, value: float, found: Distribution) -> str:
+    """A percentile whose nearest rank is the last one says no more than the maximum."""
+    if name.startswith("p") and math.ceil(int(name[1:]) * found.count / 100) >= found.count > 1:
+        return "= max"
+    return amount(value, Unit.SECONDS)
 
 
 def distribution_notes(arms: Sequence[Measured]) -> list[str]:
@@ -181,7 +208,7 @@ def stage_table(arms: Sequence[Measured]) -> Markup | None:
                 f"{of - count:,} of {of:,} requests."
             )
         for name, each in found.items():
-            rows.append([name, arm.arm.name, *(amount(of(each), Unit.SECONDS) for _, of in _LEVELS)])
+            rows.append([name, arm.arm.name, *(_level(level, of(each), each) for level, of in _LEVELS)])
     return (
         _table(["", "", *(level for level, _ in _LEVELS)], _by_first(rows), " ".join(notes)) if rows else None
     )
@@ -306,7 +333,7 @@ def _table(columns: Sequence[str], rows: Sequence[Sequence[Child]], note: str = 
 def _begins_as_figure(cell: Child) -> bool:
     """A name like 1P1D does not."""
     first, _, _ = (cell if isinstance(cell, str) else "").partition(" ")
-    return first == NONE or _FIGURE.fullmatch(first) is not None
+    return first in (NONE, "=") or _FIGURE.fullmatch(first) is not None
 
 
 def _moment(text: str) -> str:

@@ -20,11 +20,12 @@ from twinpool.bench.comparison.measures import (
 )
 from twinpool.bench.comparison.noise import Noise, Pace, noise_table, noise_warnings
 from twinpool.bench.comparison.outputs import check_outputs
-from twinpool.bench.comparison.plan import Trials, order, repeat
-from twinpool.bench.comparison.scenarios import Customer, Served, table
+from twinpool.bench.comparison.plan import Trials, forecast, lasts_s, order, repeat
+from twinpool.bench.comparison.scenarios import Customer, Served, Story, conclusions, table
 from twinpool.bench.comparison.stand import Trial
 from twinpool.bench.comparison.tuning import Tried, best, tune, tuning_table
 from twinpool.bench.comparison.workloads import Load, merged
+from twinpool.bench.comparison.yardstick import Yardstick
 from twinpool.bench.reports.model import Verdict
 from twinpool.bench.serving.record import Chunk, Ending, RequestRecord, Run, TokenCount
 from twinpool.bench.serving.slo import Slo
@@ -108,10 +109,13 @@ def test_an_arm_has_figures_of_its_own_with_intervals() -> None:
     assert by_name["p50 TTFT"].estimate == pytest.approx(0.125)
     assert by_name["goodput"].estimate == pytest.approx(1.2)
     assert by_name["output tokens"].estimate == pytest.approx(4.8)
-    low, high = by_name["p99 ITL"].low, by_name["p99 ITL"].high
+    steady = figures([_run(0.020), _run(0.021), _run(0.022)], SLO)
+    low, high = next(
+        (v.low, v.high) for m, v in ((s.measure.name, s.value) for s in steady) if m == "p99 ITL"
+    )
     assert low is not None
     assert high is not None
-    assert 0 <= low < 0.025 < high
+    assert 0 <= low < 0.021 < high
 
 
 def test_a_figure_that_a_repetition_lacks_is_left_out() -> None:
@@ -176,12 +180,40 @@ def test_answers_are_compared_where_both_arms_completed() -> None:
 def test_a_story_says_whose_wait_grew() -> None:
     customer = Customer("A", 200, 4)
     undisturbed, stalled = _record(0, 0.02), _record(0, 0.02, stall_s=0.3)
-    assert Served("x", customer, undisturbed, undisturbed).whose_wait_grew == "no"
-    grown = Served("x", customer, undisturbed, stalled)
+    same = Served("1P1D", customer, 3 * (undisturbed,), 3 * (undisturbed,))
+    assert same.whose_wait_grew == "no"
+    assert conclusions(Story(FAST, (same,), ())) == ["1P1D: nobody's wait grew"]
+    grown = Served("1P1D", customer, 3 * (undisturbed,), 3 * (stalled,))
     assert grown.whose_wait_grew == "a gap"
-    (row,) = table([grown]).rows
-    assert (row[0], row[1], row[-1]) == ("x", "A", "a gap")
-    assert "320.0" in row
+    (row,) = table(Story(FAST, (grown,), ())).rows
+    assert (row[0], row[-1]) == ("A", "a gap")
+    assert "320 (20.0)" in row
+    assert conclusions(Story(FAST, (grown,), ())) == [
+        "1P1D: the longest gap of A (200 tokens in) is 320 ms, alone 20.0 ms"
+    ]
+
+
+def test_a_wait_that_was_as_long_alone_once_has_not_grown() -> None:
+    quick, slow = _record(0, 0.02), _record(0, 0.02, stall_s=0.3)
+    told = Served("x", Customer("A", 200, 4), (quick, quick, slow), (slow, slow, slow))
+    assert told.whose_wait_grew == "no"
+
+
+def test_it_is_said_beforehand_whether_the_time_will_do() -> None:
+    assert forecast(10.0, 60.0, 12, 90.0).endswith("so about 6 will be made in 60 s")
+    few = forecast(25.0, 60.0, 12, 95.0)
+    assert "about 2 will be made" in few
+    assert few.endswith("for 3 give --minutes 2")
+    assert "longer than the 20 s that are left" in forecast(25.0, 20.0, 12, 95.0)
+    assert "--minutes" not in forecast(25.0, 60.0, 1, 95.0), "no more was asked for"
+    by = Yardstick(prompt_token_s=0.001, itl_s=0.02)
+    assert lasts_s([_planned(100, 0.0), _planned(100, 5.0)], by) == pytest.approx(5.0 + 2 * (0.1 + 0.08))
+
+
+def test_a_figure_that_is_not_known_within_its_own_size_has_no_interval() -> None:
+    by_name = {each.measure.name: each.value for each in figures([_run(0.02), _run(0.1)], SLO)}
+    assert by_name["p50 TTFT"].estimate == pytest.approx(0.3)
+    assert (by_name["p50 TTFT"].low, by_name["p50 TTFT"].high) == (None, None)
 
 
 def test_groups_are_one_load_in_the_order_of_their_times() -> None:

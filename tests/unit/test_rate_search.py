@@ -93,7 +93,7 @@ def test_a_fluke_above_a_rate_that_fails_does_not_count() -> None:
     probes = [Probe(rate, 60, {"slo": good}) for rate, good in ((1.0, 60), (2.0, 10), (3.0, 60))]
     assert search.bracket(probes, "slo") == Bracket(1.0, math.inf)
     assert search.next_rate(probes, ["slo"]) == 2.0
-    probes += [Probe(2.0, 60, {"slo": 10}), Probe(3.0, 60, {"slo": 10}), Probe(3.0, 60, {"slo": 10})]
+    probes += 2 * [Probe(2.0, 60, {"slo": 10}), Probe(3.0, 60, {"slo": 10})]
     assert search.bracket(probes, "slo") == Bracket(1.0, 2.0)
 
 
@@ -113,6 +113,16 @@ def test_one_disturbed_run_at_a_low_rate_does_not_outweigh_the_rates_that_held_a
     assert max(tried.count(each) for each in tried) < search.tries
     assert search.bracket(probes, "slo") == Bracket(3.4, 5.45)
     assert search.found(probes, "slo") is Found.HOLDS
+
+
+def test_a_share_that_rises_beyond_chance_is_tried_again_though_both_rates_fail() -> None:
+    """Something disturbed the lower rate: it says nothing of the rates below until it was tried again."""
+    search = Search(start=3.34)
+    probes = [Probe(3.34, 32, {"slo": 25}), Probe(1.3, 32, {"slo": 11})]
+    assert search.bracket(probes, "slo") == Bracket(0.0, math.inf)
+    assert search.next_rate(probes, ["slo"]) == 1.3
+    probes += 2 * [Probe(1.3, 32, {"slo": 11}), Probe(3.34, 32, {"slo": 10})]
+    assert search.bracket(probes, "slo") == Bracket(0.0, 1.3)
 
 
 def test_runs_that_go_on_contradicting_each_other_are_not_believed_and_the_search_ends() -> None:

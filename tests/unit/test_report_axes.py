@@ -6,13 +6,24 @@ import random
 
 import pytest
 
-from twinpool.bench.reports.axes import ecdf, linear_axis, log_axis, probability_axis
-from twinpool.bench.reports.charts import Series, distribution_chart, tick
+from twinpool.bench.reports.axes import ecdf, linear_axis, log_axis, probability_axis, steps
+from twinpool.bench.reports.charts import MARKED, Series, distribution_chart, tick
+from twinpool.bench.serving.distributions import percentile
 
 
 def test_few_values_are_all_points_of_their_curve() -> None:
     assert ecdf([3.0, 1.0, 2.0, 2.0]) == [(1.0, 0.25), (2.0, 0.5), (2.0, 0.75), (3.0, 1.0)]
     assert ecdf([]) == []
+
+
+@pytest.mark.parametrize("values", [[1.0, 2.0, 10.0], [5.0], [0.1, 0.1, 0.4, 0.9, 1.3, 1.7]])
+def test_every_percentile_by_nearest_rank_lies_on_the_stepped_curve(values: list[float]) -> None:
+    corners = steps(ecdf(values))
+    assert corners[0] == (min(values), 0.0)
+    for level in MARKED:
+        at = percentile(values, level)
+        shares = [share for value, share in corners if value == at]
+        assert min(shares) <= level / 100 <= max(shares)
 
 
 def test_a_thinned_curve_lies_on_the_whole_one_and_keeps_both_tails() -> None:

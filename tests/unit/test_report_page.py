@@ -15,6 +15,7 @@ import pytest
 from support.made_up_runs import HOSTILE, made_up_report, made_up_run
 
 from twinpool.bench.reports.markup import Markup, tag
+from twinpool.bench.reports.measured import arm_of
 from twinpool.bench.reports.model import ArmReport, OutputCheck, OutputDifference, Report, Table
 from twinpool.bench.reports.page import page, write_report
 from twinpool.bench.reports.timeline import timeline_data
@@ -189,6 +190,21 @@ def test_the_page_has_every_part_that_the_report_has() -> None:
     ):
         assert words in found.words
     assert sum(name == "polyline" for name, _ in found.found) == 6, "two arms in three charts"
+
+
+def test_percentiles_of_a_handful_are_marked_as_the_largest_value() -> None:
+    """Of nine values p90 and above are the largest one; of nine requests the summary says so."""
+    run = made_up_run()
+    few = msgspec.structs.replace(run, requests=run.requests[:9])
+    text = page(Report(title="t", created_at="", arms=(arm_of("a", [few]),)))
+    words = Elements(text).words
+    assert "= max" in words
+    assert "The p99 of fewer than 100 values is simply the largest of them" in words
+
+
+def test_runs_that_the_arms_do_not_hold_are_counted_too() -> None:
+    report = Report(title="t", created_at="", arms=(), num_other_runs=7, num_other_requests=224)
+    assert "0 arms · 7 runs · 224 requests" in Elements(page(report)).words
 
 
 def test_a_single_run_makes_a_page_without_empty_parts() -> None:

@@ -53,7 +53,10 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="of interference, chat, three-customers; or `dataset`, what the dataset flags say "
         "(default: %(default)s)",
     )  # fmt: skip
-    parser.add_argument("--minutes", type=float, default=5.0, metavar="M", help="for all of it (default 5)")
+    parser.add_argument(
+        "--minutes", type=float, default=5.0, metavar="M",
+        help="for all of it, one repetition at least; three-customers takes its own time (default 5)",
+    )  # fmt: skip
     parser.add_argument(
         "--seconds", type=float, default=6.0, metavar="S", help="that one load should last (default 6)"
     )
@@ -113,7 +116,10 @@ def run(args: argparse.Namespace) -> int:
             if wanted.loads:
                 _compare(wanted, stand, same, reports)
         except KeyboardInterrupt:
-            say("interrupted: what was compared until then is above, if anything")
+            is_told = "whole repetitions until then are told above" if reports else "nothing was compared yet"
+            say(
+                f"interrupted: {is_told}{'' if reports else '; there is no report, only logs in ' + str(same.folder)}"
+            )
             return EXIT_INTERRUPTED
     return EXIT_NO_RESULT if any(arm.not_a_result for each in reports for arm in each.arms) else EXIT_DONE
 
@@ -137,7 +143,15 @@ def _compare(wanted: Wanted, stand: Stand, same: Bed, reports: list[Report]) -> 
 def _told_story(stand: Stand, same: Bed, seed: int) -> Report:
     """Serves the three customers on each arm, and tells of those on which it came to an end even if another raises."""
     from twinpool.bench.comparison.results import description, now
-    from twinpool.bench.comparison.scenarios import Story, arm_report, table, tell_story, three_customers
+    from twinpool.bench.comparison.scenarios import (
+        NUM_ROUNDS,
+        Story,
+        arm_report,
+        conclusions,
+        table,
+        tell_story,
+        three_customers,
+    )
     from twinpool.bench.reports.model import Report
 
     customers = three_customers(same.model.max_model_len)
@@ -145,7 +159,7 @@ def _told_story(stand: Stand, same: Bed, seed: int) -> Report:
     stand.find(same.arms)
     try:
         for arm in _untuned(same.arms):
-            say(f"{THREE_CUSTOMERS}: {arm.name}")
+            say(f"{THREE_CUSTOMERS}: {arm.name}, each alone and all together, {NUM_ROUNDS} times")
             stories.append(tell_story(arm, customers, stand, same.model.tokenizer, seed))
     finally:
         told = Report(
@@ -155,7 +169,8 @@ def _told_story(stand: Stand, same: Bed, seed: int) -> Report:
                 arm_report(story, description(story.arm, stand), stand.command(story.arm))
                 for story in stories
             ),
-            tables=(table([served for story in stories for served in story.served]),),
+            tables=tuple(table(story) for story in stories),
+            findings=tuple(text for story in stories for text in conclusions(story)),
             hardware=same.facts,
             settings=same.settings,
             commands=(same.command,),

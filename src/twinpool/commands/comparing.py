@@ -174,7 +174,8 @@ def tell(same: Bed, name: str, report: Report) -> None:
 def _figures(arms: tuple[ArmReport, ...], confidence: float) -> Printed:
     """Each figure beside those of the other arms."""
     from twinpool.bench.reports.model import Table
-    from twinpool.bench.reports.words import NONE, amount, ends, percent
+    from twinpool.bench.reports.sections import small_samples
+    from twinpool.bench.reports.words import NONE, amount, ends
 
     measures = list(dict.fromkeys(figure.measure for arm in arms for figure in arm.figures))
     rows = []
@@ -196,8 +197,24 @@ def _figures(arms: tuple[ArmReport, ...], confidence: float) -> Printed:
             title="Figures",
             columns=("", *(arm.name for arm in arms)),
             rows=tuple(rows),
-            note=f"Means over repetitions; in brackets {percent(confidence)} intervals of each by itself.",
+            note=" ".join(filter(None, (_meaning(arms, confidence), small_samples(arms)))),
         )
+    )
+
+
+def _meaning(arms: tuple[ArmReport, ...], confidence: float) -> str:
+    """Of the figures: how many repetitions they are means of, and what stands in brackets, if anything does."""
+    from twinpool.bench.reports.words import ends, percent
+
+    repetitions = max(len(arm.runs) for arm in arms)
+    if repetitions == 1:
+        return "Of one repetition, so without intervals."
+    has_ends = any(ends(figure.value, figure.measure.unit) for arm in arms for figure in arm.figures)
+    if not has_ends:
+        return f"Means over {repetitions} repetitions, which are too few, or differ too much, for intervals."
+    return (
+        f"Means over {repetitions} repetitions; in brackets {percent(confidence)} intervals of each by itself; without "
+        "one, it is not known within its own size."
     )
 
 
@@ -214,7 +231,7 @@ def _printed(table: Table) -> Printed:
         box=box.SIMPLE_HEAD,
     )
     for column in table.columns:
-        shown.add_column(Text(column))
+        shown.add_column(Text(column), overflow="fold")
     for row in table.rows:
         shown.add_row(*map(Text, row))
     return shown
