@@ -116,8 +116,11 @@ def _every_gap(cohort: Cohort) -> Iterator[str]:
 
 
 def _distribution(name: str, of: Distribution) -> Iterator[str]:
-    for word, value in (("p50", of.p50), ("p90", of.p90), ("p95", of.p95), ("p99", of.p99), ("max", of.max)):
-        yield _row(f"{name} {word} (ms)", value * 1e3)
+    """A percentile that so few values have none of their own for is marked: it is the largest."""
+    for percent, value in ((50, of.p50), (90, of.p90), (95, of.p95), (99, of.p99)):
+        mark = " (= max)" if of.count * (100 - percent) < 100 else ""
+        yield _row(f"{name} p{percent} (ms)", f"{value * 1e3:.2f}{mark}")
+    yield _row(f"{name} max (ms)", of.max * 1e3)
 
 
 def _stages(cohort: Cohort, run: Run) -> Iterator[str]:
@@ -168,8 +171,9 @@ def _words(run: Run, summary: Summary, faults: Sequence[str]) -> Iterator[str]:
         yield f"NOT A RESULT, the load generator was the bottleneck: {fault}"
     if faults:
         yield (
-            "leave it a core that the server does not use (`taskset -c 0-2 twinpool serve …` and --sender-cores 3), "
-            "run it on another machine, or lower the rate; where a sender was busy, more of them help (--senders)"
+            "leave it a core that the server does not use (start that under `taskset -c …`, and this with "
+            "--sender-cores), run it on another machine, or lower the rate; where a sender was busy, more of them help "
+            "(--senders)"
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import datetime
 import ipaddress
 import signal
@@ -328,6 +329,13 @@ def test_a_missing_server_is_told_in_one_line(tmp_path: Path) -> None:
     assert said.count("\n") == 1
 
 
-async def test_https_to_a_server_without_tls_is_told_as_what_it_is(server: Scripted) -> None:
-    with pytest.raises(NoServer, match=r"does not speak TLS .*; is it http://\?"):
-        await ask_server(server.url.replace("http://", "https://"), None, None)
+async def test_https_to_a_server_without_tls_is_told_as_what_it_is() -> None:
+    async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(100)
+        writer.write(b"HTTP/1.1 400 Bad Request\r\ncontent-length: 0\r\n\r\n")
+        writer.close()
+
+    async with await asyncio.start_server(refuse, "127.0.0.1", 0) as plain:
+        port = plain.sockets[0].getsockname()[1]
+        with pytest.raises(NoServer, match=r"does not speak TLS .*; is it http://\?"):
+            await ask_server(f"https://127.0.0.1:{port}", None, None)

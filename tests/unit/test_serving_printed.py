@@ -67,4 +67,12 @@ def test_the_wait_for_a_turn_is_told_beside_the_generators_own_lag() -> None:
         Run(**{name: getattr(run, name) for name in run.__struct_fields__} | {"senders": (sender,)})
     )
     assert value(lines, "Send lag p99 (ms)") == "0.50"
-    assert value(lines, "Wait before sending p99 (ms)") == "2000.00"
+    assert value(lines, "Wait before sending p99 (ms)") == "2000.00 (= max)"
+
+
+def test_a_percentile_that_is_the_largest_for_want_of_values_is_marked() -> None:
+    requests = [stream(2, 0.5, 0.01 * (number + 1)) for number in range(99)]
+    lines = table(run_of(requests, duration_s=9.0))
+    assert (value(lines, "Gap p95 (ms)"), value(lines, "Gap p99 (ms)")) == ("950.00", "990.00 (= max)")
+    lines = table(run_of([*requests, stream(2, 0.5, 1.0)], duration_s=9.0))
+    assert (value(lines, "Gap p99 (ms)"), value(lines, "Gap max (ms)")) == ("990.00", "1000.00")
