@@ -8,7 +8,8 @@ few times.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -92,7 +93,12 @@ class Story:
 
 
 def tell_story(
-    arm: Arm, customers: Sequence[Customer], stand: Stand, tokenizer: tokenizers.Tokenizer, seed: int
+    arm: Arm,
+    customers: Sequence[Customer],
+    stand: Stand,
+    tokenizer: tokenizers.Tokenizer,
+    seed: int,
+    say: Callable[[str], None],
 ) -> Story:
     """Serves every customer alone on the arm, then all together, and that NUM_ROUNDS times. Raises as `Stand.load`."""
     alone: list[list[RequestRecord]] = [[] for _ in customers]
@@ -100,6 +106,7 @@ def tell_story(
     for turn in range(NUM_ROUNDS):
         first = seed + 1000 * turn
         requests = [_request(each, place, tokenizer, first + place) for place, each in enumerate(customers)]
+        began = time.monotonic()
         if not turn:
             *short, _ = sorted(requests, key=lambda request: request.input_tokens)
             warm_up = [_at(request, place, 0.0) for place, request in enumerate(short)]
@@ -109,6 +116,7 @@ def tell_story(
             own.append(run.requests[0])
         close = [_at(request, place, APART_S * place) for place, request in enumerate(requests)]
         together.append(stand.load(arm, close, f"story-{turn}-together").run)
+        say(f"  round {turn + 1} of {NUM_ROUNDS} took {time.monotonic() - began:.0f} s")
     served = (
         Served(arm.name, customer, tuple(own), tuple(run.requests[place] for run in together))
         for place, (customer, own) in enumerate(zip(customers, alone, strict=True))

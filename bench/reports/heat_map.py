@@ -39,7 +39,7 @@ def words_of(cell: MapCell) -> tuple[str, str]:
         case Winner.NOBODY_HOLDS:
             return "–", "neither holds"
         case Winner.NOT_KNOWN:
-            return "?", f"not known, {rates}"
+            return "?", "not known" if rates == "? : ?" else f"not known, {rates}"
         case Winner.NOBODY_SHOWN:
             is_odd = Found.CONTRADICTORY in (cell.baseline_found, cell.other_found)
             return "=", f"runs contradict, {rates}" if is_odd else rates

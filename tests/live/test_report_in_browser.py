@@ -37,7 +37,7 @@ def num_pixels(pixels: np.ndarray, color: tuple[int, int, int]) -> int:
 
 @pytest.mark.parametrize(("width", "is_dark"), [(1200, False), (1200, True), (390, False)])
 def test_the_page_is_drawn_without_an_error(tmp_path: Path, width: int, is_dark: bool) -> None:
-    seen = look(opened(tmp_path, made_up_report()), width=width, height=5000, is_dark=is_dark)
+    seen = look(opened(tmp_path, made_up_report()), width=width, height=7000, is_dark=is_dark)
     assert seen.console == []
     assert seen.num_colors > 100
     paper = int(seen.pixels[4, 4].max())

@@ -160,7 +160,7 @@ def _told_story(stand: Stand, same: Bed, seed: int) -> Report:
     try:
         for arm in _untuned(same.arms):
             say(f"{THREE_CUSTOMERS}: {arm.name}, each alone and all together, {NUM_ROUNDS} times")
-            stories.append(tell_story(arm, customers, stand, same.model.tokenizer, seed))
+            stories.append(tell_story(arm, customers, stand, same.model.tokenizer, seed, say))
     finally:
         told = Report(
             title=f"{THREE_CUSTOMERS}: {', '.join(story.arm.name for story in stories)}",
