@@ -67,9 +67,11 @@ def _totals(result: Mapping[str, Any], summary: Summary) -> Iterator[str]:
         yield _row("Request rate configured (RPS)", float(result["request_rate"]))
     yield _row("Benchmark duration (s)", float(result["duration"]))
     yield _row("Total input tokens", result["total_input_tokens"])
-    if (cached := summary.cohort.cached_tokens) is not None:
-        share = cached / max(1, summary.cohort.input_tokens)
-        yield _row("Input tokens found in the prefix cache", f"{cached} ({share:.1%})")
+    cached, looked_up = summary.cohort.cached_tokens, summary.cohort.looked_up_tokens
+    if cached is not None and looked_up:  # not all, where the server has forgotten timelines
+        yield _row(
+            "Input tokens found in the prefix cache", f"{cached} of {looked_up} ({cached / looked_up:.1%})"
+        )
     yield _row("Total generated tokens", result["total_output_tokens"])
     yield _row("Request throughput (req/s)", float(result["request_throughput"]))
     if result.get("request_goodput") is not None:

@@ -117,6 +117,8 @@ class Cohort(msgspec.Struct, frozen=True, kw_only=True):
     """Of completed requests, both."""
     cached_tokens: int | None
     """Prompt tokens of completed requests that were found in a prefix cache; None if the server says so of none."""
+    looked_up_tokens: int
+    """All prompt tokens of the completed requests of which it says that."""
     num_shared_tokens: int
     """Output tokens that came in a chunk with others."""
     num_miscounted: int
@@ -265,6 +267,7 @@ def cohort_of(requests: Sequence[RequestMetrics], slo: Slo | None = None) -> Coh
         input_tokens=sum(record.input_tokens for record in records),
         output_tokens=sum(record.output_tokens for record in records),
         cached_tokens=sum(cached) if (cached := _known(record.cached_tokens for record in records)) else None,
+        looked_up_tokens=sum(record.input_tokens for record in records if record.cached_tokens is not None),
         num_shared_tokens=sum(map(num_shared_tokens, records)),
         num_miscounted=sum(
             sum(chunk.num_tokens for chunk in record.chunks) != record.output_tokens for record in records

@@ -32,8 +32,8 @@ def test_each_half_of_the_table_says_its_rule_for_percentiles() -> None:
 
 
 def test_prompt_tokens_found_in_the_cache_are_told_where_the_server_says_them() -> None:
-    known = run_of([stream(3, 0.5, 0.25, cached_tokens=n) for n in (0, 5)], duration_s=4.0)
-    assert value(table(known), "Input tokens found in the prefix cache") == "5 (25.0%)"
+    known = run_of([stream(3, 0.5, 0.25, cached_tokens=n) for n in (0, 5, None)], duration_s=4.0)
+    assert value(table(known), "Input tokens found in the prefix cache") == "5 of 20 (25.0%)"
     unknown = run_of([stream(3, 0.5, 0.25)], duration_s=4.0)
     assert not [line for line in table(unknown) if "found in the prefix cache" in line]
 
