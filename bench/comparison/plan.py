@@ -21,8 +21,8 @@ TIGHT = 0.05
 """Relative half-width of an interval that needs no more repetitions."""
 
 
-_STRAINED = 2.0
-"""So many times what a request takes undisturbed it may take among the others of its load."""
+_STRAINED = 1.25
+"""So many times what a request takes by the yardstick, whose gaps are those of several streams, it takes in its load."""
 
 
 def lasts_s(requests: Sequence[PlannedRequest], by: Yardstick) -> float:

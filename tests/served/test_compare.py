@@ -62,6 +62,8 @@ def test_two_layouts_are_compared_on_the_same_requests_with_equal_answers(
     said, _ = program.communicate(timeout=120)
     assert program.returncode in (0, 1), said
     assert "all 20 answers" in said
+    assert "one repetition on all arms takes about" in said
+    assert "only one repetition was made" in said
     assert f"written: {tmp_path / 'found' / 'random.html'}" in said
     report = decode_report((tmp_path / "found" / "random.json").read_bytes())
     # A busy machine may be too slow to send on time; then the report says so, and the status.
@@ -94,6 +96,7 @@ def test_ctrl_c_stops_the_servers_while_they_start_and_while_they_are_loaded(
     program.send_signal(number)
     said, _ = program.communicate(timeout=60)
     assert program.returncode == 130, said
+    assert "nothing was compared yet; there is no report" in said
     wait_for("the servers are gone", lambda: not any(server.is_running() for server in servers))
 
 

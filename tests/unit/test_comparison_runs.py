@@ -207,7 +207,7 @@ def test_it_is_said_beforehand_whether_the_time_will_do() -> None:
     assert "longer than the 20 s that are left" in forecast(25.0, 20.0, 12, 95.0)
     assert "--minutes" not in forecast(25.0, 60.0, 1, 95.0), "no more was asked for"
     by = Yardstick(prompt_token_s=0.001, itl_s=0.02)
-    assert lasts_s([_planned(100, 0.0), _planned(100, 5.0)], by) == pytest.approx(5.0 + 2 * (0.1 + 0.08))
+    assert lasts_s([_planned(100, 0.0), _planned(100, 5.0)], by) == pytest.approx(5.0 + 1.25 * (0.1 + 0.08))
 
 
 def test_a_figure_that_is_not_known_within_its_own_size_has_no_interval() -> None:
