@@ -22,7 +22,7 @@ TIGHT = 0.05
 
 
 _STRAINED = 1.25
-"""So many times what a request takes by the yardstick, whose gaps are those of several streams, it takes in its load."""
+"""So many times what it takes by the yardstick, whose gaps are those of several streams, a request takes."""
 
 
 def lasts_s(requests: Sequence[PlannedRequest], by: Yardstick) -> float:
