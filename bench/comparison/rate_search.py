@@ -132,7 +132,7 @@ class Search:
         is_sure_below = not any(
             each.rates[0] < bracket.high and each.holds is Holds.UNSURE for each in pooled
         )
-        is_lowest = bracket.high / self.growth**2 < self.start / self.span
+        is_lowest = bracket.high <= self.start / self.span
         return Found.AT_NO_RATE if is_sure_below and is_lowest else Found.NOT_KNOWN
 
     def at_odds(self, probes: Sequence[Probe], objective: str) -> list[Pooled]:
@@ -163,7 +163,7 @@ class Search:
         if math.isinf(bracket.high):
             rate = (bracket.low or max(by_rate)) * self.growth
         elif bracket.low == 0:
-            rate = bracket.high / self.growth**2
+            rate = self._lower(bracket.high)
         else:
             rate = math.sqrt(bracket.low * bracket.high)
         unsure = [
@@ -184,13 +184,19 @@ class Search:
             rate = self._between(bracket, [tried for each in unsure for tried in each.rates])
         return rate if self.start / self.span <= rate <= self.start * self.span else None
 
+    def _lower(self, rate: float) -> float:
+        """The next rate down, the lowest of all at last; NaN below that."""
+        lowest = self.start / self.span
+        return max(rate / self.growth**2, lowest) if rate > lowest else math.nan
+
     def _between(self, bracket: Bracket, unsure: Sequence[float]) -> float:
         """Unsure rates are the border's neighbourhood: it is approached from below, then from above; NaN when both
         sides are as near as the resolution."""
         lowest, highest = min(unsure), max(unsure)
-        below = bracket.low or lowest / self.growth**2
-        if lowest / below > self.resolution:
-            return math.sqrt(lowest * below) if bracket.low else below
+        if bracket.low == 0:
+            return self._lower(lowest)
+        if lowest / bracket.low > self.resolution:
+            return math.sqrt(lowest * bracket.low)
         if math.isinf(bracket.high):
             return highest * self.growth
         return math.sqrt(highest * bracket.high) if bracket.high / highest > self.resolution else math.nan

@@ -82,7 +82,7 @@ def map_panels(found: WinLoseMap) -> Markup:
         tag("span", class_="key nobody"),
         "neither holds at any rate that was tried",
         tag("span", class_="key unknown"),
-        "not known: a search did not come to an end",
+        "not known: the time was up, or the runs do not say",
         class_="soft",
     )
     figures = [_panel(title, cells, found) for title, cells in panels(found.cells).items()]

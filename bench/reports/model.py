@@ -177,7 +177,7 @@ class Found(StrEnum):
 
     HOLDS = "holds at a rate"
     AT_NO_RATE = "holds at no rate that was tried, down to the lowest"
-    NOT_KNOWN = "not known: the search did not come to an end"
+    NOT_KNOWN = "not known: too few runs, or they do not say"
     CONTRADICTORY = "not known: its runs contradict each other"
 
 

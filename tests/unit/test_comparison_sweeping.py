@@ -39,8 +39,8 @@ _ALL, _NONE, _SOME = 60, 0, 54
         ({1.0: _NONE}, {0.5: _ALL, 0.6: _NONE}, Winner.NOT_KNOWN),
         ({1.0: _SOME}, {1.0: _SOME}, Winner.NOT_KNOWN),
         ({0.1: _NONE}, {0.1: _NONE}, Winner.NOT_KNOWN),
-        ({0.04: _NONE}, {0.04: _NONE}, Winner.NOBODY_HOLDS),
-        ({0.04: _NONE}, {0.5: _ALL, 0.6: _NONE}, Winner.OTHER),
+        ({0.03: _NONE}, {0.03: _NONE}, Winner.NOBODY_HOLDS),
+        ({0.03: _NONE}, {0.5: _ALL, 0.6: _NONE}, Winner.OTHER),
         ({0.5: _NONE, 1.0: _ALL, 2.0: _NONE}, {2.0: _ALL, 2.3: _NONE}, Winner.NOBODY_SHOWN),
         ({1.0: _ALL}, {1.0: _ALL}, Winner.NOBODY_SHOWN),
     ],
@@ -58,7 +58,7 @@ def test_a_cell_is_won_only_where_brackets_are_apart(
 
 def test_what_is_not_known_is_told_apart_from_what_holds_nowhere() -> None:
     """The time was up: a search with a bracket of [0, 3.4] says nothing of the rates below."""
-    known = win_lose_map([(_searched("colocated", {3.4: _NONE}), _searched("1P1D", {0.04: _NONE}))])
+    known = win_lose_map([(_searched("colocated", {3.4: _NONE}), _searched("1P1D", {0.03: _NONE}))])
     assert [words_of(cell) for cell in known.cells] == [("?", "not known, none : < 3.40")]
     known = win_lose_map([(_searched("colocated", {1.0: _NONE}), _searched("1P1D", {1.6: _ALL, 2.0: _NONE}))])
     assert [words_of(cell) for cell in known.cells] == [("≥ 1.60 ×", "1.79 : < 1.00")]
@@ -67,7 +67,7 @@ def test_what_is_not_known_is_told_apart_from_what_holds_nowhere() -> None:
 
 
 def test_unfinished_searches_and_contradictions_are_warned_of() -> None:
-    done, open_one = _searched("colocated", {0.04: _NONE}), _searched("1P1D", {1.0: _ALL})
+    done, open_one = _searched("colocated", {0.03: _NONE}), _searched("1P1D", {1.0: _ALL})
     assert unfinished([done, open_one]) == "1P1D (tight/tight)"
     (warning,) = doubts([[done, open_one]], 2.0)
     assert "the time was up (2 minutes) before 1 of 2 searches" in warning
