@@ -295,10 +295,13 @@ def _interval(bracket: Bracket) -> Interval:
 
 
 def findings(known: WinLoseMap) -> list[str]:
-    """In words where the other arm wins and, first, where it loses."""
+    """In words where the other arm loses, where it wins, and where neither is shown, holds, or is known."""
     words = {
         Winner.BASELINE: f"{known.other} loses to {known.baseline}",
         Winner.OTHER: f"{known.other} wins over {known.baseline}",
+        Winner.NOBODY_SHOWN: f"no difference shown between {known.other} and {known.baseline}",
+        Winner.NOBODY_HOLDS: f"neither {known.other} nor {known.baseline} holds at any rate that was tried",
+        Winner.NOT_KNOWN: f"not known which of {known.other} and {known.baseline} holds more",
     }
     return [
         f"{text} with {cell.input_tokens:,} tokens in, {cell.output_tokens:,} out, {cell.reuse:.0%} shared, "

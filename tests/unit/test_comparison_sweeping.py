@@ -51,7 +51,9 @@ def test_a_cell_is_won_only_where_brackets_are_apart(
     known = win_lose_map([(_searched("colocated", before), _searched("1P1D", after))])
     assert [cell.winner for cell in known.cells] == [winner]
     told = findings(known)
-    assert len(told) == (winner in (Winner.OTHER, Winner.BASELINE))
+    assert len(told) == 1
+    assert ("not known which" in told[0]) == (winner is Winner.NOT_KNOWN)
+    assert ("neither 1P1D nor colocated holds" in told[0]) == (winner is Winner.NOBODY_HOLDS)
     if winner is Winner.BASELINE:
         assert told[0].startswith("1P1D loses to colocated with 512 tokens in, 64 out")
 
