@@ -34,10 +34,11 @@ from twinpool.coordinator.events import (
     WorkerLost,
 )
 from twinpool.coordinator.exposition import Exposition
-from twinpool.coordinator.service import Output, Submission, Take
+from twinpool.coordinator.service import Output, RequestFacts, Submission, Take
 from twinpool.coordinator.state import CoordinatorCore
 from twinpool.coordinator.streams import OutputStream
 from twinpool.coordinator.tenants import Tenant
+from twinpool.coordinator.timeline import Timeline
 from twinpool.coordinator.vital import OnFailure, start_vital
 from twinpool.errors import (
     InvariantViolation,
@@ -210,15 +211,22 @@ class Coordinator:
         """The first output was handed to the connection."""
         self._handle(Delivered(request_id))
 
+    def facts(self, request_id: str) -> RequestFacts:
+        """What became of a running or recent request. Raises UnknownRequest."""
+        terms = self._core.registry.terms
+        return self._known(request_id).facts(self.now(), terms.layout.block_size if terms else 1)
+
     def timeline(self, request_id: str) -> Mapping[str, Any]:
         """The stages of a running or recent request. Raises UnknownRequest."""
-        timeline = self._core.timeline(request_id)
-        if timeline is None:
-            raise UnknownRequest(
-                f"no request {request_id!r} is known: it never came, was refused, or is not among the last "
-                f"{self._config.finished_timelines} that ended"
-            )
-        return timeline.to_json(self.now())
+        return self._known(request_id).to_json(self.now())
+
+    def _known(self, request_id: str) -> Timeline:
+        if (timeline := self._core.timeline(request_id)) is not None:
+            return timeline
+        raise UnknownRequest(
+            f"no request {request_id!r} is known: it never came, was refused, or is not among the last "
+            f"{self._config.finished_timelines} that ended"
+        )
 
     def ready(self) -> tuple[bool, str]:
         """Whether every pool has a worker that can execute, and why (not)."""

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol
 
 from twinpool.coordinator.tenants import ANYONE, Tenant
 from twinpool.errors import RequestError
-from twinpool.request import FinishReason, SamplingParams
+from twinpool.request import FinishReason, SamplingParams, TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,13 +36,35 @@ class Output(NamedTuple):
     """The next output tokens of a request, in order, each once. The last one has `finish`; it may have no tokens.
 
     `error` is set when `finish` is CANCELLED, TIMEOUT or ERROR, and says why. `first_index` counts output tokens
-    from 0.
+    from 0. `logprobs[i]` is of `token_ids[i]`, if the request asks for them, else there are none. The first output with
+    tokens has `prompt_logprobs`, if they are asked for: entry i is of prompt token i + 1.
     """
 
     token_ids: tuple[int, ...]
     first_index: int
     finish: FinishReason | None = None
     error: RequestError | None = None
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RequestFacts:
+    """What became of a request so far, for its client. Seconds on the coordinator's clock.
+
+    `num_cached_tokens` of the prompt were found in a prefix cache and `num_computed_tokens` were run, by the attempt
+    that gave the first token: together they are the prompt, once that is there. `num_transferred_tokens` are those
+    whose KV moved between workers, over all attempts; `num_resumed` counts attempts after the first.
+    """
+
+    num_cached_tokens: int
+    num_computed_tokens: int
+    num_transferred_tokens: int
+    num_resumed: int
+    queue_s: float
+    prefill_s: float
+    transfer_s: float
+    decode_s: float
 
 
 Take = Callable[[Output], bool]
@@ -95,6 +117,10 @@ class Service(Protocol):
 
     def delivered(self, request_id: str) -> None:
         """The first output has been handed to the HTTP connection (stamps TTFT on the server's clock)."""
+        ...
+
+    def facts(self, request_id: str) -> RequestFacts:
+        """What became of a running or recent request. Raises UnknownRequest."""
         ...
 
     def timeline(self, request_id: str) -> Mapping[str, Any]:

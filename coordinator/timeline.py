@@ -7,12 +7,14 @@ coordinator clock's; durations that a worker measured on its own clock are repor
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from twinpool.coordinator.service import RequestFacts
 from twinpool.messages import HandoffReport, PrefillReport
 from twinpool.request import FinishReason, RequestState
 
@@ -236,6 +238,28 @@ class Timeline:
 
     def _us_after_received(self, at: float | None) -> int | None:
         return None if at is None else _us(at) - _us(self.received_at)
+
+    def facts(self, now: float, block_size: int) -> RequestFacts:
+        """What became of the request until `now`, as its client is told; KV blocks have `block_size` tokens."""
+        stages = self.stages_us(now)
+        first_at = math.inf if self.first_token_at is None else self.first_token_at
+        reports = [a.prefill for a in self.attempts if a.prefill is not None and a.started_at <= first_at]
+        moved = [
+            (a.prefill, a.handoff) for a in self.attempts if a.prefill is not None and a.handoff is not None
+        ]
+        return RequestFacts(
+            num_cached_tokens=reports[-1].num_cached if reports else 0,
+            num_computed_tokens=reports[-1].num_computed if reports else 0,
+            num_transferred_tokens=sum(
+                max(0, report.num_cached + report.num_computed - handoff.num_blocks_cached * block_size)
+                for report, handoff in moved
+            ),
+            num_resumed=max(0, len(self.attempts) - 1),
+            queue_s=stages.get("queue", 0) / 1e6,
+            prefill_s=stages.get("prefill", 0) / 1e6,
+            transfer_s=stages.get("transfer", 0) / 1e6,
+            decode_s=stages.get("decode", 0) / 1e6,
+        )
 
     def to_json(self, now: float) -> Mapping[str, Any]:
         """The timeline as JSON values; seconds are whole microseconds.

@@ -3,9 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
-from twinpool.request import RequestKey, SamplingParams
+from twinpool.engine.look_back import LookBack
+from twinpool.request import RequestKey, SamplingParams, TokenLogprobs
+
+
+class Scoring(NamedTuple):
+    """The tokens that follow a slice's, from its first one's follower on, whose log probabilities are asked for, with
+    those of the `num_top` likeliest at each place."""
+
+    followers: tuple[int, ...]
+    num_top: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,7 +25,8 @@ class SequenceSlice:
     `token_ids` (one or more) stand at positions `start`, `start` + 1, …; the KV of all positions before `start` is
     in the blocks of `block_table`, which also has the slots that the new tokens' KV goes to. With `sampling` the next
     token, at position `start + len(token_ids)`, is sampled, never one of `banned_token_ids`; without, this is a chunk
-    that does not reach the end of the prompt.
+    that does not reach the end of the prompt. `look_back` is the sequence's own, the same object in all its slices, if
+    its `sampling` looks back.
     """
 
     key: RequestKey
@@ -24,6 +35,8 @@ class SequenceSlice:
     block_table: Sequence[int]
     sampling: SamplingParams | None = None
     banned_token_ids: tuple[int, ...] = ()
+    look_back: LookBack | None = None
+    scoring: Scoring | None = None
 
     @property
     def end(self) -> int:
@@ -48,11 +61,16 @@ class StepOutput:
     """The sampled token of every slice that asked for one, and the step's duration in seconds.
 
     `missed_graph`: decode steps were to be captured CUDA graphs, and this one ran kernel by kernel all the same.
+    `logprobs` are those of sampled tokens whose `sampling` asks for them, `scores` those of a slice's `scoring`.
+    `failed` has the sequences that cannot go on, with the reason for people; their `token_ids` mean nothing.
     """
 
     token_ids: dict[RequestKey, int]
     seconds: float
     missed_graph: bool = False
+    logprobs: dict[RequestKey, TokenLogprobs] = field(default_factory=dict)
+    scores: dict[RequestKey, tuple[TokenLogprobs, ...]] = field(default_factory=dict)
+    failed: dict[RequestKey, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,10 @@ MOST_BYTES = 2**63 - 1
 MOST_IDS = 1 << 24
 MOST_PEERS = 4096
 MOST_JOBS = 1 << 20
+MOST_LOGPROBS = 20
+"""Likeliest tokens whose log probabilities are told beside the chosen one's, as in OpenAI's API."""
+LEAST_LOGPROB = -9999.0
+"""What minus infinity is told as, which JSON has no word for; as in vLLM."""
 
 Name = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9_-]{1,64}\Z")]
 """Of a worker, a process, a server: what can be part of a file's name."""
@@ -49,8 +53,16 @@ TransferSeconds = Annotated[float, Meta(ge=0, le=3600)]
 Amount = Annotated[float, Meta(ge=0, le=1e18)]
 Fraction = Annotated[float, Meta(ge=0, le=1)]
 Temperature = Annotated[float, Meta(ge=0, le=1e6)]
+Penalty = Annotated[float, Meta(ge=-2, le=2)]
+Factor = Annotated[float, Meta(gt=0, le=1e6)]
+Bias = Annotated[float, Meta(ge=-100, le=100)]
+Logprob = Annotated[float, Meta(ge=LEAST_LOGPROB, le=0)]
+TopLogprobs = Annotated[tuple[tuple[Count, Logprob], ...], Meta(max_length=MOST_LOGPROBS)]
+NumLogprobs = Annotated[int, Meta(ge=0, le=MOST_LOGPROBS)]
+GrammarSource = Annotated[str, Meta(min_length=1, max_length=1 << 18)]
 
 TokenIds = Annotated[tuple[Count, ...], Meta(max_length=MOST_IDS)]
+Biases = Annotated[tuple[tuple[Count, Bias], ...], Meta(max_length=1024)]
 BlockIds = Annotated[tuple[Count, ...], Meta(max_length=MOST_IDS)]
 Digests = Annotated[tuple[Bits64, ...], Meta(max_length=MOST_IDS)]
 Fences = Annotated[tuple[Fence, ...], Meta(max_length=MOST_JOBS)]

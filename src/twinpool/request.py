@@ -6,7 +6,23 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
-from twinpool.bounds import Bits64, Count, Fraction, RequestId, Salt, Size, Temperature, TokenIds
+from twinpool.bounds import (
+    Biases,
+    Bits64,
+    Count,
+    Factor,
+    Fraction,
+    GrammarSource,
+    Logprob,
+    NumLogprobs,
+    Penalty,
+    RequestId,
+    Salt,
+    Size,
+    Temperature,
+    TokenIds,
+    TopLogprobs,
+)
 
 
 class RequestState(StrEnum):
@@ -60,6 +76,33 @@ class RequestKey(NamedTuple):
     attempt: Count
 
 
+class TokenLogprobs(NamedTuple):
+    """How likely the model held a token: natural logarithms, of the logits as the model gave them (before temperature,
+    penalties, bias and bans), at least `bounds.LEAST_LOGPROB`. `top` are the likeliest tokens of the place in falling
+    order, of equal ones the lowest id first; the token itself is among them only if it is one of the likeliest.
+    """
+
+    logprob: Logprob
+    top: TopLogprobs = ()
+
+
+class GrammarKind(StrEnum):
+    """What a `Grammar`'s source is written in."""
+
+    JSON_SCHEMA = "json_schema"
+    REGEX = "regex"
+    LARK = "lark"
+    """llguidance's dialect of Lark."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """What the text of an answer must match, from its first token to its end."""
+
+    kind: GrammarKind
+    source: GrammarSource
+
+
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How the next token is chosen, and when generation ends at a token.
@@ -67,6 +110,11 @@ class SamplingParams:
     `temperature` 0 is greedy. `top_k` 0 and `top_p` 1 and `min_p` 0 are off. The noise of the token at absolute
     position p of the sequence is a pure function of (`seed`, p). `max_tokens` and `min_tokens` count output tokens
     of the whole request, over all attempts.
+
+    `repetition_penalty` 1, `presence_penalty` 0 and `frequency_penalty` 0 are off (`kernels/batch_sampling.py` has the
+    formulas). `logit_bias` is (token id, what is added to its logit). `logprobs`: each output token comes with its log
+    probability and that of so many of the likeliest; `prompt_logprobs`: so do the prompt's tokens but the first. None:
+    not asked for.
     """
 
     max_tokens: Size
@@ -78,6 +126,23 @@ class SamplingParams:
     min_tokens: Count = 0
     ignore_eos: bool = False
     stop_token_ids: TokenIds = ()
+    repetition_penalty: Factor = 1.0
+    presence_penalty: Penalty = 0.0
+    frequency_penalty: Penalty = 0.0
+    logit_bias: Biases = ()
+    logprobs: NumLogprobs | None = None
+    prompt_logprobs: NumLogprobs | None = None
+    grammar: Grammar | None = None
+
+    @property
+    def has_penalties(self) -> bool:
+        """Whether tokens that occurred already are less likely, or more."""
+        return (self.repetition_penalty, self.presence_penalty, self.frequency_penalty) != (1, 0, 0)
+
+    @property
+    def looks_back(self) -> bool:
+        """Whether choosing a token takes more of the tokens before it than the model does."""
+        return self.has_penalties or self.grammar is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +176,12 @@ class Job:
     def num_prompt(self) -> int:
         """Tokens of the client's own prompt."""
         return len(self.token_ids) - self.num_emitted
+
+    @property
+    def wants_prompt_logprobs(self) -> bool:
+        """Whether this attempt is to tell the log probabilities of the prompt's tokens: the client, who gets them with
+        the first output token, has none yet. Every prompt token is computed then, whatever a prefix cache holds."""
+        return self.sampling.prompt_logprobs is not None and not self.num_emitted
 
     @property
     def ends_with_first_token(self) -> bool:

@@ -160,13 +160,10 @@ class Bench:
         values = {name: value for name, value in fitting.items() if name != wrong}
         if isinstance(message, Seal):
             return Seal(msgspec.structs.replace(message.manifest, **values))
-        if isinstance(
-            message, PushTo
-        ):  # more cached than granted is not a message: it is refused where it is made
-            num_blocks = len(values.get("block_ids", message.block_ids))
-            values["num_cached_blocks"] = min(
-                values.get("num_cached_blocks", message.num_cached_blocks), num_blocks
-            )
+        if isinstance(message, PushTo):
+            # More cached than granted is no message: it is refused where it is made.
+            cached = values.get("num_cached_blocks", message.num_cached_blocks)
+            values["num_cached_blocks"] = min(cached, len(values.get("block_ids", message.block_ids)))
         return msgspec.structs.replace(message, **values)
 
     def _fitting(self, message: Message, pick: Pick) -> dict[str, Any]:

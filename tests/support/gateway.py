@@ -16,7 +16,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from twinpool.coordinator.gateway.connection import CONNECTION
-from twinpool.coordinator.service import Output, Submission, Take
+from twinpool.coordinator.service import Output, RequestFacts, Submission, Take
 from twinpool.coordinator.tenants import Tenant
 from twinpool.engine.chat_template import ChatTemplate
 from twinpool.engine.tokenizer import Tokenizer
@@ -114,6 +114,7 @@ class ScriptedService:
         self.script: Script = says("Hello")
         self.refusal: Exception | None = None
         self.refusal_unheard: Exception | None = None
+        self.num_cached = 0
         self.knocks: list[tuple[str, str, int]] = []
         self.ready_answer = (True, "")
         self.health_answer = (True, "nothing to do")
@@ -191,6 +192,11 @@ class ScriptedService:
                 yield step
             if submission.request_id in [request_id for request_id, _ in self.completed]:
                 return
+
+    def facts(self, request_id: str) -> RequestFacts:
+        (submission,) = [s for s in self.submissions if s.request_id == request_id]
+        cached = min(self.num_cached, len(submission.prompt_token_ids))
+        return RequestFacts(cached, len(submission.prompt_token_ids) - cached, 0, 0, 0.1, 0.2, 0.05, 0.4)
 
     def complete(self, request_id: str, num_output_tokens: int) -> None:
         self.completed.append((request_id, num_output_tokens))

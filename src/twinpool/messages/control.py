@@ -9,6 +9,7 @@ from typing import Annotated
 import msgspec
 
 from twinpool.bounds import (
+    MOST_IDS,
     MOST_JOBS,
     MOST_PEERS,
     Amount,
@@ -25,7 +26,7 @@ from twinpool.bounds import (
 from twinpool.config import Role
 from twinpool.layout import KVLayout
 from twinpool.messages.base import PROTOCOL_VERSION, Message
-from twinpool.request import FinishReason, Job, RequestKey
+from twinpool.request import FinishReason, Job, RequestKey, TokenLogprobs
 from twinpool.step_pace import StepPace
 
 # ── what a worker is and how it does ──────────────────────────────────────────────────────────────────────────────
@@ -198,18 +199,28 @@ class Generate(Message, frozen=True, tag=True):
 
 
 class Token(msgspec.Struct, frozen=True, array_like=True):
-    """One output token of one attempt. `index` counts the request's output tokens from 0 over all attempts."""
+    """One output token of one attempt. `index` counts the request's output tokens from 0 over all attempts.
+    `logprobs` come if the job asks for them."""
 
     key: RequestKey
     index: Count
     token_id: Count
     finish: FinishReason | None = None
+    logprobs: TokenLogprobs | None = None
 
 
 class StepTokens(Message, frozen=True, tag=True):
     """All tokens that one step of one worker produced."""
 
     tokens: Annotated[tuple[Token, ...], msgspec.Meta(max_length=MOST_JOBS)]
+
+
+class PromptLogprobs(Message, frozen=True, tag=True):
+    """Sent before the first token of a job with `wants_prompt_logprobs`: `entries[i]` is of the prompt's token i + 1,
+    after those before it."""
+
+    key: RequestKey
+    entries: Annotated[tuple[TokenLogprobs, ...], msgspec.Meta(max_length=MOST_IDS)]
 
 
 class PrefillReport(Message, frozen=True, tag=True):
@@ -282,7 +293,8 @@ class Cancel(Message, frozen=True, tag=True):
 
 ControlMessage = (
     Register | LinkReady | LinkFailed | Heartbeat | Left | Welcome | Denied | Peers | Stop | StartAnew
-    | Prefill | Reserve | Granted | PushTo | Generate | StepTokens | PrefillReport | HandoffReport | Dropped | Cancel
+    | Prefill | Reserve | Granted | PushTo | Generate | StepTokens | PromptLogprobs | PrefillReport | HandoffReport
+    | Dropped | Cancel
 )  # fmt: skip
 
 
