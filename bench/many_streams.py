@@ -1,0 +1,273 @@
+"""Proves that many streams at once cost each token little: what the coordinator adds to it.
+
+    python -m twinpool.bench.many_streams [--streams 500] [--seconds 20]
+
+The coordinator and its HTTP endpoint are real, a process of their own (`coordinator_alone.py`). This process is the
+worker, which computes nothing (`scripted_worker.py`), and all the clients. A token's time runs from just before its
+message is given to the worker's socket until its bytes are read at the client. So encoding the message, its encryption,
+two sockets and what keeps this process from reading at once are in it: the coordinator adds less than is told.
+
+Two phases. Now and then: each stream gets a token about every `--gap` seconds, at random, and what came due is said
+every `--step` milliseconds, as by the steps of a worker. All together: one message with a token of each stream, as from
+a step with so large a batch, where the last token waits until all before it have been written.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import heapq
+import os
+import random
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import uvloop
+
+from twinpool.bench import program, prompts
+from twinpool.bench.client import Client, End, Outcome
+from twinpool.bench.program import EXIT_BROKEN, EXIT_HELD, EXIT_INTERRUPTED, EXIT_WRONG, Check, Report, say
+from twinpool.bench.scripted_worker import MAX_MODEL_LEN, ScriptedWorker
+from twinpool.bench.server_under_test import ServerFault
+from twinpool.bench.serving.distributions import distribution
+from twinpool.errors import TwinpoolError
+from twinpool.join_token import VARIABLE, JoinToken
+
+MOST_ADDED_S = 1e-3
+START_LIMIT_S = 60.0
+STREAM_LIMIT_S = 600.0
+SETTLING_S = 2.0
+"""Tokens of this time do not count: the streams have just begun."""
+TOGETHER_ROUNDS = 20
+TOGETHER_PAUSE_S = 0.5
+_PROMPT_TOKENS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """A part of the run: its times on the monotonic clock, and the coordinator's CPU in it, in seconds."""
+
+    begins_at: float
+    ends_at: float
+    cpu_s: float
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the program; returns its exit status."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--streams", type=program.count, default=500, metavar="N", help="at once (500)")
+    parser.add_argument(
+        "--seconds", type=program.positive, default=20.0, metavar="S", help="of tokens now and then (20)"
+    )
+    parser.add_argument(
+        "--gap", type=program.positive, default=1.0, metavar="S", help="between a stream's tokens, mean (1)"
+    )
+    parser.add_argument(
+        "--step", type=program.positive, default=20.0, metavar="MS", help="between the worker's messages (20)"
+    )
+    parser.add_argument(
+        "--model", metavar="MODEL", help="whose tokenizer the coordinator uses (the built-in)"
+    )
+    parser.add_argument("--seed", type=int, default=1, metavar="N", help="of the tokens' times (1)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the report there as JSON too")
+    args = parser.parse_args(argv)
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as loop:
+            report = loop.run(_prove(args))
+    except TwinpoolError as exc:
+        print(exc, file=sys.stderr)
+        return EXIT_WRONG
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return EXIT_INTERRUPTED
+    print(report.text())
+    if args.json is not None:
+        args.json.write_text(report.to_json() + "\n")
+    return EXIT_HELD if report.holds else EXIT_BROKEN
+
+
+async def _prove(args: argparse.Namespace) -> Report:
+    rng = random.Random(args.seed)
+    async with _coordinator(args.model) as (url, endpoint, process, token):
+        worker = ScriptedWorker(endpoint, token, args.streams)
+        client = Client(url)
+        await _until_ready(client)
+        say(f"{args.streams} streams begin")
+        wanted = prompts.exact(rng, _PROMPT_TOKENS, MAX_MODEL_LEN - _PROMPT_TOKENS)
+        streams = asyncio.gather(
+            *(client.generate(wanted, STREAM_LIMIT_S, None, f"stream-{i}") for i in range(args.streams))
+        )
+        try:
+            await worker.until_streams(args.streams, START_LIMIT_S)
+            say(f"each gets a token about every {args.gap:g} s, for {args.seconds:g} s")
+            await _now_and_then(worker, rng, SETTLING_S, args)
+            sparse = await _phase(process, _now_and_then(worker, rng, args.seconds, args))
+            say(f"all get one together, {TOGETHER_ROUNDS} times")
+            together = await _phase(process, _all_together(worker))
+            worker.end()
+            outcomes = await streams
+        except TimeoutError:
+            raise ServerFault(
+                f"{len(worker.streams)} of {args.streams} streams began within {START_LIMIT_S:g} s"
+            ) from None
+        finally:
+            streams.cancel()
+            worker.close()
+    if worker.failures:
+        raise ServerFault(f"the coordinator said what no worker understands: {worker.failures[0]}")
+    return _report(args, worker, outcomes, sparse, together)
+
+
+@asynccontextmanager
+async def _coordinator(model: str | None) -> AsyncIterator[tuple[str, str, psutil.Process, JoinToken]]:
+    """Its URL, where workers connect, its process, its join token."""
+    token = JoinToken.fresh()
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "twinpool.bench.coordinator_alone", *([model] if model else []),
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=os.environ | {VARIABLE: token.text},
+    )  # fmt: skip
+    assert process.stdin is not None, "it is a pipe"
+    assert process.stdout is not None, "it is a pipe"
+    try:
+        async with asyncio.timeout(START_LIMIT_S):
+            line = (await process.stdout.readline()).decode().split()
+        if len(line) != 2:
+            raise ServerFault("the coordinator did not start; its last words are above")
+        yield f"http://127.0.0.1:{line[0]}", line[1], psutil.Process(process.pid), token
+        process.stdin.close()
+        async with asyncio.timeout(START_LIMIT_S):
+            await process.wait()
+    except TimeoutError:
+        raise ServerFault(f"the coordinator did not start, or end, within {START_LIMIT_S:g} s") from None
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+
+
+async def _until_ready(client: Client) -> None:
+    """Returns once the worker has joined. Raises ServerFault."""
+    deadline = time.monotonic() + START_LIMIT_S
+    while (await client.get("/ready")).status != 200:
+        if time.monotonic() > deadline:
+            raise ServerFault(f"the worker did not join within {START_LIMIT_S:g} s")
+        await asyncio.sleep(0.02)
+
+
+async def _phase(process: psutil.Process, doing: Any) -> Phase:
+    """Runs a phase, and lets its last tokens arrive."""
+    before, begins_at = process.cpu_times(), time.monotonic()
+    await doing
+    ends_at = time.monotonic()
+    await asyncio.sleep(TOGETHER_PAUSE_S)
+    after = process.cpu_times()
+    return Phase(begins_at, ends_at, after.user + after.system - before.user - before.system)
+
+
+async def _now_and_then(
+    worker: ScriptedWorker, rng: random.Random, seconds: float, args: argparse.Namespace
+) -> None:
+    """Tokens at random times, by an exponential distribution; one message per step with those that are due."""
+    loop = asyncio.get_running_loop()
+    start = loop.time()
+    due = [(start + rng.expovariate(1 / args.gap), key) for key in worker.streams]
+    heapq.heapify(due)
+    step_at = start
+    while (step_at := step_at + args.step / 1e3) < start + seconds:
+        await asyncio.sleep(max(0.0, step_at - loop.time()))
+        keys = []
+        while due[0][0] <= step_at:
+            _, key = due[0]
+            keys.append(key)
+            # A sequence has one token per step at most.
+            heapq.heapreplace(due, (step_at + args.step / 2e3 + rng.expovariate(1 / args.gap), key))
+        if keys:
+            worker.say(keys)
+
+
+async def _all_together(worker: ScriptedWorker) -> None:
+    for _ in range(TOGETHER_ROUNDS):
+        await asyncio.sleep(TOGETHER_PAUSE_S)
+        worker.say(list(worker.streams))
+
+
+def _report(
+    args: argparse.Namespace,
+    worker: ScriptedWorker,
+    outcomes: Sequence[Outcome],
+    sparse: Phase,
+    together: Phase,
+) -> Report:
+    whole = [
+        outcome
+        for outcome in outcomes
+        if outcome.end is End.COMPLETE and len(outcome.token_at) == len(worker.said[outcome.request_id])
+    ]
+    added = distribution(_added_s(worker, whole, sparse))
+    crowd = distribution(_added_s(worker, whole, together))
+    if added is None or crowd is None:
+        raise ServerFault("no token came; ask for more --seconds")
+    beside = [
+        said.num_beside + 1
+        for tokens in worker.said.values()
+        for said in tokens
+        if sparse.begins_at <= said.at < sparse.ends_at
+    ]
+    checks = (
+        Check(
+            f"the coordinator adds less than {MOST_ADDED_S * 1e3:g} ms to the median token of {args.streams} streams",
+            added.p50 < MOST_ADDED_S,
+            f"{added.p50 * 1e3:.3f} ms",
+        ),
+        Check(
+            "every stream got each of its tokens once",
+            len(whole) == len(outcomes),
+            f"{len(whole)} of {len(outcomes)}",
+        ),
+    )
+    figures = {
+        "tokens now and then": {
+            "tokens": added.count,
+            "tokens per second": added.count / (sparse.ends_at - sparse.begins_at),
+            "tokens in the message of a token (mean)": sum(beside) / len(beside),
+            **_milliseconds(added),
+            "coordinator, busy (share of one core)": sparse.cpu_s / (sparse.ends_at - sparse.begins_at),
+            "coordinator, CPU per token (µs)": sparse.cpu_s / added.count * 1e6,
+        },
+        "all streams' tokens in one message": {
+            "tokens": crowd.count,
+            **_milliseconds(crowd),
+            "coordinator, CPU per token (µs)": together.cpu_s / crowd.count * 1e6,
+        },
+    }
+    return Report(f"{args.streams} streams, seed {args.seed}", figures, checks)
+
+
+def _added_s(worker: ScriptedWorker, outcomes: Sequence[Outcome], phase: Phase) -> list[float]:
+    """From a token's message to its bytes at the client, of the tokens that were said in the phase."""
+    return [
+        read_at - said.at
+        for outcome in outcomes
+        for said, read_at in zip(worker.said[outcome.request_id], outcome.token_at, strict=True)
+        if phase.begins_at <= said.at < phase.ends_at
+    ]
+
+
+def _milliseconds(values: Any) -> dict[str, float]:
+    return {
+        f"{name} (ms)": getattr(values, field) * 1e3
+        for name, field in (("median", "p50"), ("p90", "p90"), ("p99", "p99"), ("most", "max"))
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())
