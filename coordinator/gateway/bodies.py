@@ -65,6 +65,10 @@ PRIVATE_FIELDS = frozenset(
     {
         "prompt",
         "messages",
+        "input",
+        "instructions",
+        "system",
+        "text",
         "suffix",
         "prediction",
         "documents",
@@ -138,7 +142,7 @@ class ChatBody(GenerationBody, frozen=True, kw_only=True):
     chat_template_kwargs: dict[str, Any] | None = None
 
 
-Body = TypeVar("Body", CompletionBody, ChatBody)
+Body = TypeVar("Body", bound=msgspec.Struct)
 
 _WRONG = re.compile(r"(?P<what>.*?)(?: - at `\$(?P<path>.*)`)?", re.DOTALL)
 _STEP = re.compile(r"\.(?P<key>[^.\[]+)|\[(?P<index>\d+)\]")
