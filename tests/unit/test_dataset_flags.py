@@ -72,6 +72,13 @@ def test_a_command_may_have_a_context_of_its_own() -> None:
     assert dataset_settings(args, max_model_len=args.max_model_len).max_model_len == 77
 
 
+@pytest.mark.parametrize(("argv", "expected"), [((), 4096), (("--max-model-len", "77"), 77)])
+def test_the_context_is_the_models_unless_the_flag_says_another(argv: tuple[str, ...], expected: int) -> None:
+    parser = argparse.ArgumentParser()
+    add_dataset_flags(parser)
+    assert dataset_settings(parser.parse_args(argv), max_model_len=4096).max_model_len == expected
+
+
 def test_a_dataset_that_is_not_known_is_refused_with_those_that_are(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

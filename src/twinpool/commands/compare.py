@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -17,6 +16,7 @@ from twinpool.commands.comparing import (
     add_bed_flags,
     bed,
     ends_like_ctrl_c,
+    require_times,
     say,
     tell,
 )
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
 DATASET, THREE_CUSTOMERS = "dataset", "three-customers"
 STORY_BUDGET = 128
-_CONTEXT = "DatasetSettings.max_model_len"
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
@@ -94,8 +93,7 @@ def run(args: argparse.Namespace) -> int:
     from twinpool.bench.comparison.comparing import Wanted
     from twinpool.bench.comparison.stand import Stand
 
-    require("--minutes", args.minutes, 0 < args.minutes < math.inf, "above 0")
-    require("--seconds", args.seconds, 0 < args.seconds < math.inf, "above 0")
+    require_times(args)
     require("--repetitions", args.repetitions, args.repetitions >= 1, "1 or more")
     require("--confidence", args.confidence, 0.5 <= args.confidence < 1, "from 0.5 to below 1")
     names = [name.strip() for name in args.workload.split(",") if name.strip()]
@@ -209,9 +207,7 @@ def _dataset_load(args: argparse.Namespace, model: Model) -> MakeLoad:
     from twinpool.bench.comparison.yardstick import Yardstick
     from twinpool.bench.serving.arrivals import Pacing, Process
 
-    if args.__dict__[_CONTEXT] is None:
-        args.__dict__[_CONTEXT] = model.max_model_len
-    settings = dataset_settings(args)
+    settings = dataset_settings(args, max_model_len=model.max_model_len)
     rate, count = args.request_rate, args.num_prompts
     require("--num-prompts", count, count is None or count >= 0, "1 or more; 0: all of a file")
     if rate is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import platform
 import shlex
@@ -113,6 +114,12 @@ def bed(args: argparse.Namespace) -> Bed:
         plots=args.plots,
         has_traces=args.trace,
     )
+
+
+def require_times(args: argparse.Namespace) -> None:
+    """Raises ConfigError unless `--minutes` and `--seconds` are times that something can be done in."""
+    for flag, value in (("--minutes", args.minutes), ("--seconds", args.seconds)):
+        require(flag, value, 0 < value < math.inf, "above 0")
 
 
 @contextmanager

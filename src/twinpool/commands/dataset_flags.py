@@ -4,8 +4,9 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from twinpool.bench.serving.datasets.settings import (
     FILE_DATASETS,
@@ -97,8 +98,8 @@ def add_dataset_flags(parser: argparse.ArgumentParser, *, has_context: bool = Tr
         add_flags(parser.add_argument_group(title), flags)
 
 
-def dataset_settings(args: argparse.Namespace, **others: Any) -> DatasetSettings:
-    """The dataset flags as a checked value; `others` are fields that no flag of this command sets.
+def dataset_settings(args: argparse.Namespace, *, max_model_len: int | None = None) -> DatasetSettings:
+    """The dataset flags as a checked value; `max_model_len` holds where no `--max-model-len` says otherwise.
 
     Raises ConfigError.
     """
@@ -110,9 +111,8 @@ def dataset_settings(args: argparse.Namespace, **others: Any) -> DatasetSettings
         lognormal=config_from(args, LognormalLengths),
         prefix_repetition=config_from(args, PrefixRepetition),
         trace=config_from(args, TraceSettings),
-        **others,
     )
-    return settings
+    return settings if settings.max_model_len is not None else replace(settings, max_model_len=max_model_len)
 
 
 def load_tokenizer(name: str | None) -> tokenizers.Tokenizer:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import math
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -16,6 +15,7 @@ from twinpool.commands.comparing import (
     add_bed_flags,
     bed,
     ends_like_ctrl_c,
+    require_times,
     say,
     tell,
 )
@@ -75,8 +75,7 @@ def run(args: argparse.Namespace) -> int:
     from twinpool.bench.comparison.stand import Stand
     from twinpool.bench.serving.slo import parse_goodput
 
-    require("--minutes", args.minutes, 0 < args.minutes < math.inf, "above 0")
-    require("--seconds", args.seconds, 0 < args.seconds < math.inf, "above 0")
+    require_times(args)
     require("--attainment", args.attainment, 0 < args.attainment < 1, "between 0 and 1")
     require("--resolution", args.resolution, 1 < args.resolution < 10, "above 1")
     own = parse_goodput(args.goodput)
