@@ -1,0 +1,109 @@
+"""An answer as blocks that follow each other: text, reasoning, calls of tools. Deltas in, blocks and bytes out.
+
+Chat completions have one message with fields; the newer routes have a list of blocks, each with a beginning and an end.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from enum import Enum
+
+from twinpool.coordinator.gateway.deltas import Content, Delta, Reasoning, ToolCallArguments, ToolCallBegin
+from twinpool.errors import InvariantViolation
+
+
+class BlockKind(Enum):
+    """What a block says."""
+
+    TEXT = "text"
+    REASONING = "reasoning"
+    CALL = "call"
+
+
+@dataclass(slots=True)
+class Block:
+    """One block of an answer, the `index`-th. `call_id` and `name` are a call's."""
+
+    kind: BlockKind
+    index: int
+    call_id: str = ""
+    name: str = ""
+    is_cut: bool = False
+    """Whether the answer had to end before the block did."""
+    _parts: list[str] = field(default_factory=list)
+
+    @property
+    def text(self) -> str:
+        """All of it so far: content, reasoning, or the JSON text of a call's arguments."""
+        if len(self._parts) > 1:
+            self._parts = ["".join(self._parts)]
+        return self._parts[0] if self._parts else ""
+
+    def append(self, text: str) -> None:
+        """Adds the next part of the text."""
+        self._parts.append(text)
+
+
+class BlockWriter(ABC):
+    """Sorts the deltas of one answer into `blocks`, and writes what a stream says of each."""
+
+    def __init__(self) -> None:
+        self.blocks: list[Block] = []
+        self._open: Block | None = None
+
+    def add(self, deltas: Iterable[Delta]) -> bytes:
+        """The events of the next deltas."""
+        written = []
+        for delta in deltas:
+            match delta:
+                case Content(text):
+                    written.append(self._continue(BlockKind.TEXT, text))
+                case Reasoning(text):
+                    written.append(self._continue(BlockKind.REASONING, text))
+                case ToolCallBegin(_, call_id, name):
+                    written.append(self.begin(BlockKind.CALL, call_id, name))
+                case ToolCallArguments(index, text):
+                    if self._open is None or self._open.kind is not BlockKind.CALL:
+                        raise InvariantViolation(f"arguments of tool call {index} come outside of it")
+                    written.append(self._append(self._open, text))
+        return b"".join(written)
+
+    def begin(self, kind: BlockKind, call_id: str = "", name: str = "") -> bytes:
+        """The events of a new block, and of the end of the one before."""
+        ended = self.end()
+        self._open = Block(kind, len(self.blocks), call_id, name)
+        self.blocks.append(self._open)
+        return ended + self._begun(self._open)
+
+    def end(self, *, is_cut: bool = False) -> bytes:
+        """The events of the end of the block that is open, if one is. `is_cut`: the answer may have no more tokens."""
+        block, self._open = self._open, None
+        if block is None:
+            return b""
+        block.is_cut = is_cut
+        return self._ended(block)
+
+    @property
+    def num_calls(self) -> int:
+        """Calls of tools so far."""
+        return sum(block.kind is BlockKind.CALL for block in self.blocks)
+
+    def _continue(self, kind: BlockKind, text: str) -> bytes:
+        begun = b"" if self._open is not None and self._open.kind is kind else self.begin(kind)
+        assert self._open is not None, "a block was just begun"
+        return begun + self._append(self._open, text)
+
+    def _append(self, block: Block, text: str) -> bytes:
+        block.append(text)
+        return self._more(block, text)
+
+    @abstractmethod
+    def _begun(self, block: Block) -> bytes: ...
+
+    @abstractmethod
+    def _more(self, block: Block, text: str) -> bytes: ...
+
+    @abstractmethod
+    def _ended(self, block: Block) -> bytes: ...

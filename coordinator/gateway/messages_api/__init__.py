@@ -1,0 +1,1 @@
+"""`/v1/messages`: Anthropic's route, in terms of a chat request."""

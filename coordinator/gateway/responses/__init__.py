@@ -1,0 +1,1 @@
+"""`/v1/responses`: OpenAI's newer route, in terms of a chat request."""
