@@ -25,6 +25,9 @@ MOST_PEERS = 4096
 MOST_JOBS = 1 << 20
 MOST_LOGPROBS = 20
 """Likeliest tokens whose log probabilities are told beside the chosen one's, as in OpenAI's API."""
+MOST_PROMPT_LOGPROBS = 1 << 20
+"""Log probabilities of one prompt's tokens and of the likeliest at each place: they are one message, of some 16 MB."""
+MOST_GRAMMAR_CHARS = 1 << 18
 LEAST_LOGPROB = -9999.0
 """What minus infinity is told as, which JSON has no word for; as in vLLM."""
 
@@ -59,7 +62,7 @@ Bias = Annotated[float, Meta(ge=-100, le=100)]
 Logprob = Annotated[float, Meta(ge=LEAST_LOGPROB, le=0)]
 TopLogprobs = Annotated[tuple[tuple[Count, Logprob], ...], Meta(max_length=MOST_LOGPROBS)]
 NumLogprobs = Annotated[int, Meta(ge=0, le=MOST_LOGPROBS)]
-GrammarSource = Annotated[str, Meta(min_length=1, max_length=1 << 18)]
+GrammarSource = Annotated[str, Meta(min_length=1, max_length=MOST_GRAMMAR_CHARS)]
 
 TokenIds = Annotated[tuple[Count, ...], Meta(max_length=MOST_IDS)]
 Biases = Annotated[tuple[tuple[Count, Bias], ...], Meta(max_length=1024)]

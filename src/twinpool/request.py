@@ -93,6 +93,8 @@ class GrammarKind(StrEnum):
     REGEX = "regex"
     LARK = "lark"
     """llguidance's dialect of Lark."""
+    GBNF = "gbnf"
+    """llama.cpp's notation: only on its way to the check, which gives it back in Lark."""
 
 
 @dataclass(frozen=True, slots=True)
