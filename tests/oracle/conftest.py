@@ -1,12 +1,18 @@
-"""The reference is loaded once, and judges each answer once, for all oracle tests."""
+"""The reference is loaded once, and judges each answer once; each layout is started once. For all oracle tests."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from support.default_model import default_model_dir
+from support.layouts import HYBRID, LAYOUTS
 from support.reference import Reference
+from support.server import Server, serving
+
+from twinpool.config import TransportName
+from twinpool.kv_transfer import transports
 
 
 @pytest.fixture(scope="session")
@@ -17,3 +23,14 @@ def model_dir() -> Path:
 @pytest.fixture(scope="session")
 def reference(model_dir: Path) -> Reference:
     return Reference(model_dir)
+
+
+@pytest.fixture(scope="session")
+def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server of the layout that the test is `over`."""
+    name: str = request.param
+    if "ucx" in name and (missing := transports.available()[TransportName.UCX]):
+        pytest.skip(f"ucx: {missing}; installing the extra `ucx` (make setup does on Linux) makes this run")
+    with serving(tmp_path_factory.mktemp(name), "--dtype", "float32", *(LAYOUTS | HYBRID)[name]) as server:
+        yield server
+        server.wait_until_empty()

@@ -2,45 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from support.layouts import LAYOUTS, over
 from support.reference import Reference, prompts
-from support.server import Server, serving, token_ids, wait_for
-
-from twinpool.config import TransportName
-from twinpool.kv_transfer import transports
+from support.server import Server, token_ids, wait_for
 
 NUM_TOKENS = 64
 MAX_NEAR_TIES = 0.02
 pytestmark = pytest.mark.timeout(300)
-
-LAYOUTS = {
-    "colocated": ("--colocated", "1"),
-    "colocated-chunks-of-61": ("--colocated", "1", "--token-budget", "61"),
-    "split-shm": ("--transport", "shm", "--strict"),
-    "split-tcp-chunks-of-37": ("--transport", "tcp", "--token-budget", "37", "--strict"),
-    "split-ucx-chunks-of-100": ("--transport", "ucx", "--token-budget", "100", "--strict"),
-}
-HYBRID = {"hybrid": ("--hybrid", "--itl-budget", "2000", "--transport", "shm")}
-
-
-@pytest.fixture(scope="module")
-def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    name: str = request.param
-    if "ucx" in name and (missing := transports.available()[TransportName.UCX]):
-        pytest.skip(f"ucx: {missing}; installing the extra `ucx` (make setup does on Linux) makes this run")
-    with serving(tmp_path_factory.mktemp(name), "--dtype", "float32", *(LAYOUTS | HYBRID)[name]) as server:
-        yield server
-        server.wait_until_empty()
-
-
-def over(*layouts: str) -> pytest.MarkDecorator:
-    """Runs a test on a server of each of these layouts; tests of one layout share the server."""
-    return pytest.mark.parametrize("server", layouts, indirect=True)
-
 
 Prompts = Sequence[tuple[int, ...]]
 

@@ -70,3 +70,12 @@ class Reference:
             )
             return Judgement(near_ties, fault)
         return Judgement(near_ties)
+
+    @torch.inference_mode()
+    def logprobs(self, prompt: Sequence[int], answer: Sequence[int]) -> list[float]:
+        """The log probability of each token of `answer` after the tokens before it."""
+        fed = torch.tensor([[*prompt, *answer[:-1]]])
+        logits = self._model(input_ids=fed, use_cache=False, logits_to_keep=len(answer)).logits[0]
+        chosen = logits.double().log_softmax(-1).gather(1, torch.tensor(answer)[:, None])
+        found: list[float] = chosen[:, 0].tolist()
+        return found

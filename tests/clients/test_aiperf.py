@@ -1,0 +1,37 @@
+"""aiperf, a load generator, against a real server: every request is complete, and its timings make sense."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from support.clients import command, run
+from support.default_model import default_model_dir
+from support.server import Server
+
+pytestmark = pytest.mark.timeout(300)
+MODEL = "SmolLM2-135M-Instruct"
+NUM_REQUESTS = 6
+
+
+@pytest.mark.parametrize("endpoint", ["chat", "completions"])
+def test_every_request_of_aiperf_is_complete(server: Server, tmp_path: Path, endpoint: str) -> None:
+    run(
+        [
+            command("aiperf", "aiperf"), "profile", "--model", MODEL, "--url", server.url,
+            "--endpoint-type", endpoint, "--streaming", "--concurrency", "2",
+            "--request-count", str(NUM_REQUESTS), "--tokenizer", str(default_model_dir()),
+            "--synthetic-input-tokens-mean", "64", "--synthetic-input-tokens-stddev", "0",
+            "--output-tokens-mean", "16", "--output-tokens-stddev", "0",
+            "--extra-inputs", "ignore_eos:true", "--random-seed", "1", "--ui", "simple",
+            "--artifact-dir", str(tmp_path / "artifacts"),
+        ],
+        tmp_path,
+        240,
+    )  # fmt: skip
+    (file,) = (tmp_path / "artifacts").rglob("profile_export_aiperf.json")
+    found = json.loads(file.read_text())
+    assert found["request_count"]["avg"] == NUM_REQUESTS
+    assert found["output_sequence_length"]["avg"] == pytest.approx(16, abs=1)
+    assert 0 < found["time_to_first_token"]["avg"] < found["request_latency"]["avg"]

@@ -1,0 +1,40 @@
+"""The `anthropic` package against `/v1/messages` of a real server."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from support.clients import PROGRAMS, command, findings, run
+from support.server import Server
+
+MODEL = "SmolLM2-135M-Instruct"
+ANSWER = "The capital of France is Paris."
+
+
+@pytest.fixture(scope="module")
+def found(server: Server, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What programs/anthropic_client.py found."""
+    variables = {"TWINPOOL_URL": server.url, "TWINPOOL_MODEL": MODEL}
+    program = str(PROGRAMS / "anthropic_client.py")
+    return findings(
+        run([command("anthropic", "python"), program], tmp_path_factory.mktemp("home"), 60, variables)
+    )
+
+
+def test_messages_whole_and_streamed_are_the_same(found: dict[str, Any]) -> None:
+    assert found["whole"] == found["streamed"] == [ANSWER]
+    assert found["stop_reason"] == found["streamed_stop_reason"] == "end_turn"
+    assert found["usage"] == found["streamed_usage"]
+    assert found["cut"] == "max_tokens"
+
+
+def test_events_come_in_the_order_that_the_client_knows(found: dict[str, Any]) -> None:
+    types = [kind for kind in found["types"] if kind not in ("text", "ping")]
+    assert types[:2] == ["message_start", "content_block_start"]
+    assert types[-3:] == ["content_block_stop", "message_delta", "message_stop"]
+    assert set(types[2:-3]) == {"content_block_delta"}
+
+
+def test_errors_are_the_clients_own(found: dict[str, Any]) -> None:
+    assert found["failures"] == {"no_model": ["NotFoundError", 404], "wrong": ["BadRequestError", 400]}

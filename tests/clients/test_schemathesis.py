@@ -1,0 +1,32 @@
+"""schemathesis reads the OpenAPI document and asks for everything that it allows, and for much that it does not.
+
+Whatever it sends: no status of 500 or beyond but those that are documented, no status and no kind of content that the
+document does not have, no answer that does not come.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from support.clients import command, run
+from support.server import Server
+
+pytestmark = pytest.mark.timeout(240)
+LONGEST_S = "60"
+CHECKS = "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance"
+
+
+def test_no_request_breaks_the_server_or_the_document(server: Server, tmp_path: Path) -> None:
+    run(
+        [
+            command("schemathesis", "schemathesis"), "--no-color", "run", f"{server.url}/openapi.json",
+            "--checks", CHECKS, "--seed", "1", "--max-examples", "25", "--request-timeout", "30",
+            "--max-time", LONGEST_S, "--suppress-health-check", "all", "--generation-database", "none",
+        ],
+        tmp_path,
+        200,
+    )  # fmt: skip
+    assert server.get("/health").status_code == 200
+    assert server.metric("twinpool_invariant_violations_total") == 0
+    server.wait_until_empty()
