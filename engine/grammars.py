@@ -1,0 +1,217 @@
+"""Grammars that answers must match, by llguidance: compiled, kept, and followed token by token.
+
+The one module that knows llguidance. Where an answer is in its grammar follows from its tokens, so nothing of a
+`Matcher` ever travels: whoever goes on with an answer makes one anew and has it accept the tokens that are there.
+
+llguidance bounds most of what compiling takes, but not all: some grammars would take for ever, some overflow the stack.
+So the gateway has each one compiled in a process that may be lost (`coordinator/gateway/grammar_checks.py`) before any
+worker hears of it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+import numpy as np
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+from llguidance.gbnf_to_lark import gbnf_to_lark
+
+from twinpool.engine import lark
+from twinpool.errors import InvalidRequest, ModelError, RequestFailed
+from twinpool.request import Grammar, GrammarKind
+
+Mask = np.ndarray[Any, np.dtype[np.int32]]
+"""A bit for each token, the lowest of each word first: int32 [words]."""
+
+MOST_KEPT = 128
+"""Grammars that stay compiled. One takes some 50 kB to a few MB."""
+WAIT_S = 60.0
+"""For another thread that compiles the same grammar."""
+_MOST_REASON_CHARS = 200
+_DEAD_END = "no token of the model goes on with what the grammar asks for"
+_LIMITS = LLParserLimits(max_lexer_states=50_000, verbose_errors=False)
+"""A state of the lexer takes 1 to 2 kB, and each sequence may have its own. Errors never quote grammar or answer."""
+
+
+class Matcher:
+    """Where one answer is in its grammar. One thread at a time uses it.
+
+    `error` says in a sentence why the answer cannot go on; it is empty while it can.
+    """
+
+    def __init__(self, matcher: LLMatcher) -> None:
+        """Takes over `matcher`."""
+        self._matcher = matcher
+        self.error = ""
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether nothing but the answer's end may follow."""
+        return self._matcher.is_stopped()
+
+    def accept(self, token_id: int) -> None:
+        """The answer goes on with this token, which the last mask allowed; the end is a token, too."""
+        if not self.error and not self._matcher.consume_token(token_id):
+            self.error = "the answer has a token that the grammar does not allow"
+
+    def mask(self) -> Mask:
+        """Which tokens may follow: where the grammar is complete, those that end an answer are among them, and nowhere
+        else. Some 10 to 100 µs; it may find an error."""
+        mask = np.frombuffer(self._matcher.compute_bitmask(), np.int32)
+        if not self.error and self._matcher.is_error():
+            reason = _reason(self._matcher.get_error())
+            is_dead_end = reason.startswith("NoExtension")
+            self.error = _DEAD_END if is_dead_end else f"the grammar is too complex to go on with: {reason}"
+        elif not self.error and not mask.any():
+            self.error = _DEAD_END
+        return mask
+
+
+class Compiler:
+    """Compiles grammars for one model's tokens. Any thread may use it."""
+
+    def __init__(self, tokenizer: str, num_tokens: int, eos_token_ids: tuple[int, ...]) -> None:
+        """Takes the text of a tokenizer.json, the number of logits (at least that of the tokens) and the tokens that
+        end an answer. Takes about 0.4 s for 49,152 tokens.
+
+        Raises:
+            ModelError: this kind of tokenizer cannot be used.
+        """
+        if not eos_token_ids:
+            raise ModelError(
+                "the model has no token that ends an answer, so none can end where a grammar does"
+            )
+        try:
+            self._tokenizer = LLTokenizer(tokenizer, n_vocab=num_tokens, eos_token=list(eos_token_ids))
+        except Exception as exc:  # what it raises is not documented
+            raise ModelError(f"no grammar can be followed with this model's tokenizer: {exc}") from exc
+
+    def compile(self, grammar: Grammar) -> LLMatcher:
+        """The grammar with its first mask computed, to be copied for each answer.
+
+        Raises:
+            InvalidRequest: it is wrong, has what is not supported, is too complex, or matches nothing. The message ends
+                a sentence that begins with what it is for.
+        """
+        compiled = LLMatcher(self._tokenizer, _text(grammar), log_level=0, limits=_LIMITS)
+        if compiled.is_error():
+            raise InvalidRequest(_reason(compiled.get_error()))
+        first = Matcher(compiled)
+        first.mask()
+        if first.error:
+            raise InvalidRequest(first.error)
+        return compiled
+
+
+class Grammars:
+    """The compiled grammars of one worker. Any thread may use it; one compiles while the others wait for it."""
+
+    def __init__(self, load: Callable[[], Compiler]) -> None:
+        """`load` is called when the first grammar comes: a server that is asked for none pays nothing."""
+        self._load = load
+        self._compiler: Compiler | None = None
+        self._loading = Lock()
+        self._lock = Lock()
+        self._kept: OrderedDict[Grammar, Future[LLMatcher]] = OrderedDict()
+
+    @classmethod
+    def of_model(cls, directory: Path, num_logits: int) -> Grammars:
+        """Those for the model in `directory`, which gives `num_logits` logits."""
+
+        def load() -> Compiler:
+            # Where no grammar comes, a worker does without the tokenizer's packages.
+            from twinpool.engine.tokenizer import Tokenizer
+
+            tokenizer = Tokenizer.from_dir(directory)
+            num_tokens = max(num_logits, tokenizer.vocab_size)
+            return Compiler(tokenizer.backend.to_str(), num_tokens, tokenizer.eos_token_ids)
+
+        return cls(load)
+
+    def prepare(self, grammar: Grammar) -> None:
+        """Compiles the grammar on the calling thread, unless that is done.
+
+        Raises:
+            InvalidRequest: it cannot be compiled.
+            ModelError: no grammar can, with this model.
+        """
+        self._compiled(grammar)
+
+    def matcher(self, grammar: Grammar) -> Matcher:
+        """A new one at the grammar's beginning; in some 10 µs if the grammar is prepared.
+
+        Raises:
+            InvalidRequest, ModelError: as `prepare`.
+            RequestFailed: another thread has not compiled it within `WAIT_S`.
+        """
+        return Matcher(self._compiled(grammar).deep_copy())
+
+    def _compiled(self, grammar: Grammar) -> LLMatcher:
+        with self._lock:
+            future = self._kept.get(grammar)
+            if is_new := future is None:
+                future = self._kept[grammar] = Future()
+                if len(self._kept) > MOST_KEPT:
+                    self._kept.popitem(last=False)
+            self._kept.move_to_end(grammar)
+        assert future is not None
+        if is_new:
+            try:
+                future.set_result(self._loaded().compile(grammar))
+            except BaseException as exc:
+                future.set_exception(exc)
+                raise
+        try:
+            return future.result(WAIT_S)
+        except TimeoutError as exc:
+            raise RequestFailed(f"the grammar was not compiled within {WAIT_S:g} s") from exc
+
+    def _loaded(self) -> Compiler:
+        with self._loading:
+            if self._compiler is None:
+                self._compiler = self._load()
+            return self._compiler
+
+
+def in_lark(grammar: Grammar) -> Grammar:
+    """The grammar as workers take it: GBNF becomes Lark, others stay what they are. Slow for long ones.
+
+    Raises:
+        InvalidRequest: it is no GBNF.
+    """
+    if grammar.kind is not GrammarKind.GBNF:
+        return grammar
+    try:
+        return Grammar(GrammarKind.LARK, gbnf_to_lark(grammar.source))
+    except (Exception, RecursionError) as exc:  # it raises plain Exceptions
+        raise InvalidRequest(_reason(str(exc))) from exc
+
+
+def _text(grammar: Grammar) -> str:
+    """What an LLMatcher is made of."""
+    match grammar.kind:
+        case GrammarKind.JSON_SCHEMA:
+            try:
+                schema = json.loads(grammar.source)
+            except (ValueError, RecursionError) as exc:
+                raise InvalidRequest(f"the schema is no JSON, or nested too deeply: {exc}") from exc
+            if not isinstance(schema, dict):
+                raise InvalidRequest("the schema is no JSON object")
+            return LLMatcher.grammar_from_json_schema(lark.bounded(schema))
+        case GrammarKind.REGEX:
+            return LLMatcher.grammar_from_regex(grammar.source)
+        case GrammarKind.LARK | GrammarKind.GBNF:
+            return LLMatcher.grammar_from_lark(in_lark(grammar).source)
+
+
+def _reason(error: str) -> str:
+    """llguidance's error as a part of a sentence: without the lines of the grammar that it shows, and not too long."""
+    lines = error.strip().splitlines() or ["for no reason that is known"]
+    told = next((line for line in lines if line.startswith("error: ")), lines[0])
+    return told.removeprefix("error: ").strip()[:_MOST_REASON_CHARS]
