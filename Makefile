@@ -1,6 +1,6 @@
 # `make help` lists what there is. Everything runs in .venv, which `make setup` creates.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test explore check lint types gpu-compile imports format serve soak chaos storm overload canary bench bench-check bench-baseline quality targets compare sweep clean
+.PHONY: help setup demo test explore check lint types gpu-compile imports format serve soak chaos storm overload canary streams clients fuzz-api bench bench-check bench-baseline quality targets compare sweep clean
 PYTHON_BIN := .venv/bin/python
 export HF_HUB_OFFLINE ?= 1
 
@@ -18,7 +18,13 @@ serve: setup ## serve the default model on http://127.0.0.1:8000
 
 test: setup ## run the whole test suite, what needs the machine for itself last
 	@$(PYTHON_BIN) -m pytest -q -n 2 tests/unit tests/property tests/world tests/live
-	@$(PYTHON_BIN) -m pytest -q tests/oracle tests/served tests/cases
+	@$(PYTHON_BIN) -m pytest -q -rs tests/oracle tests/served tests/cases tests/clients
+
+clients: setup ## install clients of other makers and drive a server with them: openai, litellm, lm_eval, guidellm, aiperf … (minutes)
+	@scripts/install_clients && $(PYTHON_BIN) -m pytest -q -rs tests/clients
+
+fuzz-api: setup ## prove it: schemathesis asks a server for all that /openapi.json allows, and for much that it does not (1 minute)
+	@scripts/install_clients schemathesis && $(PYTHON_BIN) -m pytest -q -rs tests/clients/test_schemathesis.py
 
 explore: setup ## prove it: every state of the ownership protocol (1 minute; ARGS="--cancels 1 --losses 1": which faults)
 	@PYTHONPATH=src:tests $(PYTHON_BIN) -m world.exploration $(ARGS)
@@ -55,6 +61,9 @@ overload: setup ## prove it: at twice its capacity a server keeps its promises t
 canary: setup ## prove it: the same prompts have the same tokens through a soak of 20 minutes
 	@$(PYTHON_BIN) -m twinpool.bench.canary $(ARGS)
 
+streams: setup ## measure: what the coordinator adds to each token of 500 streams at once (1 minute)
+	@$(PYTHON_BIN) -m twinpool.bench.many_streams $(ARGS)
+
 bench: setup ## measure: each part of the engine beside what this machine allows (3 minutes; ARGS="--quick": 1)
 	@.venv/bin/twinpool bench engine $(ARGS)
 
@@ -76,5 +85,5 @@ compare: setup ## measure: colocated against split pools, long prompts beside st
 sweep: setup ## measure: the highest rate at which objectives hold, by workload: where splitting wins and loses (30 minutes)
 	@.venv/bin/twinpool sweep $(ARGS)
 
-clean: ## remove .venv and caches (not the model in your cache directory)
-	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache build *.egg-info
+clean: ## remove .venv, .clients and caches (not the model in your cache directory)
+	rm -rf .venv .clients .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache build *.egg-info

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import openai
+import pydantic
 import pytest
 from support.server import Server, serving
 
 pytestmark = pytest.mark.timeout(120)
 MODEL = "SmolLM2-135M-Instruct"
 QUESTION: list[dict[str, str]] = [{"role": "user", "content": "What is the capital of France?"}]
+WEATHER: dict[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+    },
+}
 
 
 @pytest.fixture(scope="module")
@@ -57,6 +67,97 @@ def test_errors_are_the_clients_own_exceptions(client: openai.OpenAI) -> None:
     assert too_long.value.code == "context_length_exceeded"
     with pytest.raises(openai.BadRequestError, match="temperature"):
         client.chat.completions.create(model=MODEL, messages=QUESTION, temperature=-1)
+
+
+def test_several_answers_keep_apart(client: openai.OpenAI) -> None:
+    """Three answers, streamed with their indices and whole, are the same; with noise they differ among themselves."""
+    settings = {"model": MODEL, "messages": QUESTION, "n": 3, "temperature": 1.5, "seed": 7, "max_tokens": 20}
+    whole = client.chat.completions.create(**settings)
+    texts = {choice.index: choice.message.content for choice in whole.choices}
+    assert list(texts) == [0, 1, 2]
+    assert len(set(texts.values())) > 1
+    streamed = dict.fromkeys(texts, "")
+    ends: dict[int, str] = {}
+    for chunk in client.chat.completions.create(**settings, stream=True):
+        for choice in chunk.choices:
+            streamed[choice.index] += choice.delta.content or ""
+            if choice.finish_reason:
+                assert choice.index not in ends
+                ends[choice.index] = choice.finish_reason
+    assert streamed == texts
+    assert ends == {choice.index: choice.finish_reason for choice in whole.choices}
+
+
+def test_log_probabilities_streamed_and_whole(client: openai.OpenAI) -> None:
+    """An entry for each token of the answer, the first too; greedy tokens are the likeliest."""
+    settings = {
+        "model": MODEL, "messages": QUESTION, "temperature": 0, "max_tokens": 20, "logprobs": True, "top_logprobs": 3,
+    }  # fmt: skip
+    whole = client.chat.completions.create(**settings)
+    assert whole.usage is not None
+    entries = whole.choices[0].logprobs.content
+    assert len(entries) == whole.usage.completion_tokens
+    assert all(entry.top_logprobs[0].logprob == entry.logprob <= 0 for entry in entries)
+    assert all(len(entry.top_logprobs) == 3 for entry in entries)
+    shown = b"".join(bytes(entry.bytes) for entry in entries if entry.bytes).decode()
+    assert shown.startswith(whole.choices[0].message.content)
+    streamed = []
+    for chunk in client.chat.completions.create(**settings, stream=True):
+        for choice in chunk.choices:
+            streamed += choice.logprobs.content if choice.logprobs and choice.logprobs.content else []
+    assert streamed == entries
+
+
+def test_a_forced_tool_is_called_with_arguments_that_follow_its_schema(client: openai.OpenAI) -> None:
+    """Whole, and as deltas of arguments in a stream."""
+    settings = {
+        "model": MODEL, "temperature": 0, "max_tokens": 120, "tools": [WEATHER], "tool_choice": "required",
+        "messages": [{"role": "user", "content": "What is the weather in Paris?"}],
+    }  # fmt: skip
+    whole = client.chat.completions.create(**settings)
+    (call, *_) = whole.choices[0].message.tool_calls
+    assert whole.choices[0].finish_reason == "tool_calls"
+    assert call.function.name == "weather"
+    assert isinstance(json.loads(call.function.arguments)["city"], str)
+    with client.chat.completions.stream(**settings) as stream:
+        streamed = stream.get_final_completion().choices[0].message.tool_calls
+    assert streamed[0].function.arguments == call.function.arguments
+    assert streamed[0].function.name == "weather"
+
+
+class Person(pydantic.BaseModel):
+    """What the structured answer is."""
+
+    name: str
+    age: int
+
+
+def test_a_structured_answer_is_parsed(client: openai.OpenAI) -> None:
+    """By the client's own helper, into its user's class."""
+    answer = client.chat.completions.parse(
+        model=MODEL,
+        messages=[{"role": "user", "content": "Ann is 31 years old. Who is it?"}],
+        temperature=0,
+        max_tokens=100,
+        response_format=Person,
+    )
+    person = answer.choices[0].message.parsed
+    assert isinstance(person, Person)
+    assert person.name
+
+
+def test_responses_whole_and_streamed(client: openai.OpenAI) -> None:
+    """The newer route: the text, and the events that lead to it."""
+    settings = {"model": MODEL, "input": QUESTION, "temperature": 0, "max_output_tokens": 30}
+    whole = client.responses.create(**settings)
+    assert whole.status == "completed"
+    assert whole.output_text == "The capital of France is Paris."
+    with client.responses.stream(**settings) as stream:
+        kinds = [event.type for event in stream]
+        final = stream.get_final_response()
+    assert final.output_text == whole.output_text
+    assert final.usage == whole.usage
+    assert (kinds[0], kinds[-1]) == ("response.created", "response.completed")
 
 
 def test_the_process_list_shows_the_roles(server: Server) -> None:
