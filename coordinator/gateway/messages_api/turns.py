@@ -12,11 +12,12 @@ from twinpool.errors import InvalidRequest
 
 
 class ContentBlock(msgspec.Struct, frozen=True, kw_only=True):
-    """One block of a turn: `text`, `tool_use` (the assistant's), `tool_result` (the user's); `thinking` and
-    `redacted_thinking` are left out."""
+    """One block of a turn: `text`, `thinking` and `tool_use` (the assistant's), `tool_result` (the user's);
+    `redacted_thinking` is left out."""
 
     type: str
     text: str | None = None
+    thinking: str | None = None
     id: str | None = None
     name: str | None = None
     input: dict[str, Any] | None = None
@@ -60,7 +61,7 @@ def chat_messages(turns: Sequence[Turn]) -> list[dict[str, Any]]:
 
 
 def _assistant(where: str, blocks: Sequence[ContentBlock]) -> dict[str, Any]:
-    texts, calls = [], []
+    texts, thoughts, calls = [], [], []
     for index, block in enumerate(blocks):
         at = f"{where}[{index}]"
         match block.type:
@@ -73,11 +74,15 @@ def _assistant(where: str, blocks: Sequence[ContentBlock]) -> dict[str, Any]:
                 arguments = msgspec.json.encode(block.input or {}).decode()
                 function = {"name": block.name, "arguments": arguments}
                 calls.append({"id": block.id, "type": "function", "function": function})
-            case "thinking" | "redacted_thinking":
+            case "thinking":
+                thoughts.append(block.thinking or "")
+            case "redacted_thinking":
                 pass
             case _:
                 raise _unknown(at, block, "text, tool_use, thinking")
     message: dict[str, Any] = {"role": "assistant", "content": texts or ("" if not calls else None)}
+    if thoughts:
+        message["reasoning_content"] = "".join(thoughts)
     return message | ({"tool_calls": calls} if calls else {})
 
 

@@ -22,7 +22,7 @@ class InputPart(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class InputItem(msgspec.Struct, frozen=True, kw_only=True):
-    """One item: a `message`, a `function_call`, a `function_call_output`, or `reasoning`, which is left out.
+    """One item: a `message`, a `function_call`, a `function_call_output`, or `reasoning`.
 
     An item with a role and without a type is a message.
     """
@@ -37,30 +37,37 @@ class InputItem(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def chat_messages(items: Sequence[InputItem]) -> list[dict[str, Any]]:
-    """The items as messages of a chat request. Calls join the assistant's message before them: they are one turn.
+    """The items as messages of a chat request. Reasoning, a message of the assistant's and the calls behind it are one
+    turn, and so one message.
 
     Raises:
         InvalidRequest: an item or a part is of a type that this server does not have, or lacks something.
     """
     messages: list[dict[str, Any]] = []
+    reasoning: dict[str, str] = {}
     for index, item in enumerate(items):
         where = f"input[{index}]"
         match item.type or ("message" if item.role is not None else None):
             case "message":
                 if item.role is None:
                     raise _missing(where, "role")
-                messages.append({"role": item.role, "content": _content(f"{where}.content", item.content)})
+                message = {"role": item.role, "content": _content(f"{where}.content", item.content)}
+                messages.append(message | reasoning if item.role == "assistant" else message)
+                reasoning = {}
             case "function_call":
-                if not (messages and messages[-1]["role"] == "assistant"):
-                    messages.append({"role": "assistant", "content": None})
+                if not (messages and messages[-1]["role"] == "assistant" and not reasoning):
+                    messages.append({"role": "assistant", "content": None, **reasoning})
                 messages[-1].setdefault("tool_calls", []).append(_call(where, item))
+                reasoning = {}
             case "function_call_output":
                 if item.call_id is None:
                     raise _missing(where, "call_id")
                 content = _content(f"{where}.output", item.output)
                 messages.append({"role": "tool", "tool_call_id": item.call_id, "content": content})
+                reasoning = {}
             case "reasoning":
-                pass
+                thought = "".join(part.text or "" for part in item.content or () if not isinstance(part, str))
+                reasoning = {"reasoning_content": thought} if thought else {}
             case "item_reference":
                 raise InvalidRequest(
                     f"{where} is an item_reference, but items are not stored; send the item itself",
