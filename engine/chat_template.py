@@ -11,7 +11,7 @@ from datetime import datetime
 from typing import Any
 
 import jinja2
-from jinja2 import nodes
+from jinja2 import meta, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -19,6 +19,14 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from twinpool.errors import InvalidRequest, ModelError
 
 _REASONING_NAMES = ("reasoning_content", "thinking", "reasoning")
+_NOT_RENDERED = (
+    jinja2.TemplateError,
+    TypeError,
+    ValueError,
+    LookupError,
+    AttributeError,
+    RecursionError,  # tools or arguments that are nested too deeply
+)
 
 
 class _GenerationTag(Extension):
@@ -32,7 +40,10 @@ class _GenerationTag(Extension):
 
 
 class ChatTemplate:
-    """A compiled template. `special_tokens` (bos_token, eos_token, …) are visible to it by name."""
+    """A compiled template. `special_tokens` (bos_token, eos_token, …) are visible to it by name.
+
+    `source` is its text; it `takes_tools` if it looks at what tools a request offers.
+    """
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
         """Raises ModelError if `source` is no valid template."""
@@ -49,6 +60,8 @@ class ChatTemplate:
                 f"the model's chat template is wrong at line {exc.lineno}: {exc.message}"
             ) from exc
         self._special_tokens = dict(special_tokens)
+        self.source = source
+        self.takes_tools = "tools" in meta.find_undeclared_variables(environment.parse(source))
 
     def render(
         self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True, **kwargs: Any
@@ -66,7 +79,7 @@ class ChatTemplate:
             return self._template.render(
                 messages=plain, add_generation_prompt=add_generation_prompt, **variables
             )
-        except (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError) as exc:
+        except _NOT_RENDERED as exc:
             raise InvalidRequest(
                 f"the model's chat template does not accept these messages: {exc}", param="messages"
             ) from exc

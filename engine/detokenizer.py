@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from twinpool.engine.tokenizer import Tokenizer
 
@@ -24,10 +24,13 @@ class IncrementalDetokenizer:
     a whole.
     """
 
-    def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool = True) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, skip_special_tokens: bool = True, shown: Collection[int] = ()
+    ) -> None:
+        """`shown` are special tokens that are text even where `skip_special_tokens` leaves them out."""
         self._backend = tokenizer.backend
         self._alone = tokenizer.alone
-        self._hidden = tokenizer.special_token_ids if skip_special_tokens else frozenset()
+        self._hidden = tokenizer.special_token_ids - set(shown) if skip_special_tokens else frozenset()
         self._window: list[int] = []
         self._num_given = 0  # characters of the window's text that were returned
         self._in_byte_run = False

@@ -36,8 +36,9 @@ class Tokenizer:
     """A model's tokenizer. Immutable after construction; any thread may use it.
 
     `eos_token_ids` are the tokens that end an answer by the model's own files, `special_token_ids` those that
-    plain text leaves out. `vocab_size` counts all tokens including added ones. With `has_byte_fallback` a
-    character outside the vocabulary is a run of byte tokens like ``<0xE2>``.
+    plain text leaves out. `added_token_ids` are those with a text of their own (special or not), by that text.
+    `chat_template` is None if the model has none. `vocab_size` counts all tokens including added ones. With
+    `has_byte_fallback` a character outside the vocabulary is a run of byte tokens like ``<0xE2>``.
     """
 
     def __init__(
@@ -51,10 +52,11 @@ class Tokenizer:
         self.vocab_size: int = backend.get_vocab_size(with_added_tokens=True)
         added = backend.get_added_tokens_decoder()
         self.special_token_ids = frozenset(id_ for id_, token in added.items() if token.special)
+        self.added_token_ids: dict[str, int] = {token.content: id_ for id_, token in added.items()}
         self.has_byte_fallback = (
             backend.decoder is not None and b"ByteFallback" in backend.decoder.__getstate__()
         )
-        self._chat_template = chat_template
+        self.chat_template = chat_template
         self._alone: dict[int, TokenAlone] = {}
 
     @classmethod
@@ -125,11 +127,11 @@ class Tokenizer:
         Raises:
             InvalidRequest: the model has no chat template, or its template refuses these messages.
         """
-        if self._chat_template is None:
+        if self.chat_template is None:
             raise InvalidRequest(
                 "this model has no chat template; send a prompt to /v1/completions instead", param="messages"
             )
-        return self._chat_template.render(messages, add_generation_prompt=add_generation_prompt, **kwargs)
+        return self.chat_template.render(messages, add_generation_prompt=add_generation_prompt, **kwargs)
 
 
 def _converted(directory: Path) -> Path:
