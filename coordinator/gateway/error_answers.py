@@ -1,4 +1,5 @@
-"""How what goes wrong is answered over HTTP: always in the OpenAI shape, with what a client needs to go on."""
+"""How what goes wrong is answered over HTTP: in the shape that the route's clients read, OpenAI's or Anthropic's, with
+what a client needs to go on."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
+from twinpool.coordinator.gateway.messages_api.errors import messages_error_json, speaks_messages
 from twinpool.coordinator.gateway.shapes import error_json
 from twinpool.errors import BodyTooLarge, RequestError, RequestFailed, TryLater, Unauthorized
 
@@ -42,11 +44,15 @@ def error_headers(error: RequestError) -> dict[str, str]:
 
 
 def error_response(
-    error: RequestError, request_id: str | None = None, headers: Mapping[str, str] | None = None
+    error: RequestError,
+    request_id: str | None = None,
+    headers: Mapping[str, str] | None = None,
+    *,
+    path: str,
 ) -> Response:
-    """The answer that tells of `error`; `headers` are added to the error's own."""
+    """The answer that tells of `error` at `path`; `headers` are added to the error's own."""
     response = Response(
-        error_json(error),
+        messages_error_json(error, request_id) if speaks_messages(path) else error_json(error),
         error.status,
         headers={**(headers or {}), **error_headers(error)},
         media_type="application/json",
@@ -57,7 +63,7 @@ def error_response(
 
 
 def add_error_handlers(app: FastAPI) -> None:
-    """Has `app` answer every exception in the OpenAI shape."""
+    """Has `app` answer every exception in the shape of its route."""
     app.add_exception_handler(RequestError, _answer_request_error)
     app.add_exception_handler(HTTPException, _answer_http_error)
     app.add_exception_handler(ClientDisconnect, _answer_nobody)
@@ -66,7 +72,7 @@ def add_error_handlers(app: FastAPI) -> None:
 
 async def _answer_request_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestError)
-    return error_response(error, request.scope.get(REQUEST_ID))
+    return error_response(error, request.scope.get(REQUEST_ID), path=request.url.path)
 
 
 async def _answer_http_error(request: Request, error: Exception) -> Response:
@@ -80,7 +86,8 @@ async def _answer_http_error(request: Request, error: Exception) -> Response:
             message = f"{where} is not allowed; use {allowed}"
         case _:
             message = f"{where}: {error.detail}"
-    return error_response(HttpError(message, error.status_code), headers=error.headers)
+    failure = HttpError(message, error.status_code)
+    return error_response(failure, headers=error.headers, path=request.url.path)
 
 
 async def _answer_nobody(_request: Request, _error: Exception) -> Response:
@@ -89,4 +96,4 @@ async def _answer_nobody(_request: Request, _error: Exception) -> Response:
 
 async def _answer_bug(request: Request, error: Exception) -> Response:
     message = f"the server failed with {type(error).__name__}; this is a bug in Twinpool, see its log"
-    return error_response(RequestFailed(message), request.scope.get(REQUEST_ID))
+    return error_response(RequestFailed(message), request.scope.get(REQUEST_ID), path=request.url.path)

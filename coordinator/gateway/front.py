@@ -44,7 +44,7 @@ class FrontDoor:
         except RequestError as error:
             if isinstance(error, Unauthorized):
                 self._meter.count(GatewayMetric.UNAUTHORIZED)
-            await error_response(error)(scope, receive, send)
+            await error_response(error, path=scope["path"])(scope, receive, send)
             return
         await self._app(scope, receive, send)
 
@@ -52,10 +52,18 @@ class FrontDoor:
         path = scope["path"]
         if self._keys is None or path in self._open_paths:
             return ANYONE
-        tenant = self._keys.tenant(Headers(scope=scope).get("authorization"))
+        tenant = self._keys.tenant(_authorization(Headers(scope=scope)))
         if path == METRICS_PATH and not tenant.read_metrics:
             raise Forbidden(
                 f"tenant {tenant.name!r} may not read /metrics; set read_metrics = true in its [tenant.NAME], "
                 "or serve with --metrics-open"
             )
         return tenant
+
+
+def _authorization(headers: Headers) -> str | None:
+    """The `Authorization` header; a key in `x-api-key`, where Anthropic's clients put it, counts as one."""
+    if (authorization := headers.get("authorization")) is not None:
+        return authorization
+    key = headers.get("x-api-key")
+    return None if key is None else f"Bearer {key}"

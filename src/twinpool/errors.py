@@ -9,6 +9,8 @@
     │   ├── Unauthorized             401: no key, or not one of this server's
     │   ├── Forbidden                403: this key may not do that
     │   ├── BodyTooLarge             413
+    │   ├── NotServed                400: a route that other servers have
+    │   ├── NotStored                404: an answer that is asked for again
     │   ├── ModelNotFound            404, code model_not_found
     │   ├── UnknownRequest           404
     │   ├── DuplicateRequest         409: a request with this id runs already
@@ -98,6 +100,19 @@ class BodyTooLarge(RequestError):
 
     status = 413
     code = "body_too_large"
+
+
+class NotServed(RequestError):
+    """The route is one that other servers have: what it gives is not served here."""
+
+    code = "not_supported"
+
+
+class NotStored(RequestError):
+    """The request asks for an answer that was given before, and none is kept."""
+
+    status = 404
+    code = "not_stored"
 
 
 class ModelNotFound(RequestError):

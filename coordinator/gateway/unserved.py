@@ -1,0 +1,50 @@
+"""Routes of OpenAI's and vLLM's that this server does not have: answered by name, so that nobody looks for a typo."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+
+from fastapi import FastAPI, Request, Response
+
+from twinpool.errors import NotServed
+
+SERVED = "/v1/chat/completions, /v1/completions, /v1/responses, /v1/messages, /tokenize and /detokenize"
+UNSERVED: Mapping[str, str] = {
+    "/v1/embeddings": "embeddings are",
+    "/v1/score": "scores are",
+    "/score": "scores are",
+    "/v1/rerank": "reranking is",
+    "/v2/rerank": "reranking is",
+    "/rerank": "reranking is",
+    "/pooling": "pooling is",
+    "/classify": "classification is",
+    "/v1/moderations": "moderation is",
+    "/v1/audio/{rest:path}": "audio is",
+    "/v1/images/{rest:path}": "images are",
+    "/v1/videos": "videos are",
+    "/v1/realtime": "realtime sessions are",
+    "/v1/assistants": "assistants are",
+    "/v1/threads": "threads are",
+    "/v1/conversations": "stored conversations are",
+    "/v1/files": "files are",
+    "/v1/uploads": "uploads are",
+    "/v1/batches": "batches are",
+    "/v1/messages/batches": "batches are",
+    "/v1/vector_stores": "vector stores are",
+    "/v1/fine_tuning/{rest:path}": "fine-tuning is",
+}
+"""What is not served here, by path."""
+_METHODS = ["GET", "POST"]
+
+
+def mount_unserved(app: FastAPI) -> None:
+    """Has `app` say of each of these routes that it is not served, in whatever way it is asked for."""
+    for path, what in UNSERVED.items():
+        app.add_api_route(path, _refusal(what), methods=_METHODS, include_in_schema=False)
+
+
+def _refusal(what: str) -> Callable[[Request], Awaitable[Response]]:
+    async def refuse(request: Request) -> Response:
+        raise NotServed(f"{request.url.path}: {what} not served; this server generates text, by {SERVED}")
+
+    return refuse
