@@ -61,6 +61,28 @@ class Encryption(StrEnum):
         return self is Encryption.ON or (self is Encryption.AUTO and not same_host)
 
 
+class ToolCallFormat(StrEnum):
+    """How the model writes calls of tools (`coordinator/gateway/tools/`)."""
+
+    AUTO = "auto"
+    """As its chat template has it."""
+    NONE = "none"
+    """Not at all: requests with tools are refused."""
+    HERMES = "hermes"
+    LLAMA3_JSON = "llama3_json"
+    MISTRAL = "mistral"
+
+
+class ReasoningFormat(StrEnum):
+    """How the model marks what it thinks before it answers."""
+
+    AUTO = "auto"
+    """As its chat template has it."""
+    NONE = "none"
+    """Not at all: it is part of the answer."""
+    THINK = "think"
+
+
 def _is_count(value: int | None, most: int, least: int = 1) -> bool:
     return value is None or least <= value <= most
 
@@ -310,7 +332,8 @@ class GatewayConfig:
     `max_buffered_bytes` for a client that is behind, and a client that takes nothing for `client_stall_s` is cut. The
     head of a request must be complete within `head_timeout_s`, its body within `body_timeout_s` and the time that it
     takes at 64 KiB per second. A stream that is silent for `keep_alive_s` carries a comment, so that proxies leave it
-    open. A request that gets no output for `max_silence_s` ends.
+    open. A request that gets no output for `max_silence_s` ends. Answers are read for calls of tools and for reasoning
+    in the formats `tool_calls` and `reasoning`.
     """
 
     api_keys_file: str = ""
@@ -324,6 +347,8 @@ class GatewayConfig:
     body_timeout_s: float = 30.0
     keep_alive_s: float = 10.0
     max_silence_s: float = 600.0
+    tool_calls: ToolCallFormat = ToolCallFormat.AUTO
+    reasoning: ReasoningFormat = ReasoningFormat.AUTO
 
     def __post_init__(self) -> None:
         require("--max-body-bytes", self.max_body_bytes, self.max_body_bytes >= 1, "1 or more")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 import os
 
-from twinpool.commands.flags import Flag, add_flags, config_from
-from twinpool.config import GatewayConfig
+from twinpool.commands.flags import Flag, add_flags, config_from, one_of
+from twinpool.config import GatewayConfig, ReasoningFormat, ToolCallFormat
 
 API_KEYS_VARIABLE = "TWINPOOL_API_KEYS"
 
@@ -22,12 +22,21 @@ _FLAGS = (
     Flag("--client-stall", GatewayConfig, "client_stall_s", "SECONDS",
          "a client that takes nothing of what it is sent for so long is cut", float),
 )  # fmt: skip
+_ANSWERS = (
+    Flag("--tool-call-parser", GatewayConfig, "tool_calls", "NAME",
+         "how the model writes calls of tools: auto (as its chat template has it), none, hermes (Qwen too), "
+         "llama3_json or mistral", one_of(*ToolCallFormat)),
+    Flag("--reasoning-parser", GatewayConfig, "reasoning", "NAME",
+         "how the model marks what it thinks before it answers: auto (as its chat template has it), none, or think "
+         "(<think>…</think>)", one_of(*ReasoningFormat)),
+)  # fmt: skip
 
 
 def add_gateway_flags(parser: argparse.ArgumentParser) -> None:
     """Adds the flags of `gateway_config`."""
     group = parser.add_argument_group("clients")
     add_flags(group, _FLAGS)
+    add_flags(parser.add_argument_group("answers"), _ANSWERS)
     group.add_argument("--metrics-open", action="store_true", help="/metrics needs no API key")
 
 
