@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from twinpool.coordinator.tenants import Tenant
+from twinpool.coordinator.tenants import Allowance, Allowances, Tenant
 from twinpool.errors import InvalidRequest, QuotaExceeded, RequestError
 
 QUOTA_S = 60.0
@@ -45,11 +45,17 @@ class Bucket:
         """Returns what was taken and not used."""
         self._level = min(self._refilled(now) + amount, self.per_minute)
 
+    def allowance(self, now: float) -> Allowance:
+        """What is left. Changes nothing."""
+        left = self._level_at(now)
+        return Allowance(self.per_minute, left, (self.per_minute - left) * QUOTA_S / self.per_minute)
+
     def _refilled(self, now: float) -> float:
-        refill = (now - self._at) * self.per_minute / QUOTA_S
-        self._level = min(self._level + refill, self.per_minute)
-        self._at = now
+        self._level, self._at = self._level_at(now), now
         return self._level
+
+    def _level_at(self, now: float) -> float:
+        return min(self._level + (now - self._at) * self.per_minute / QUOTA_S, self.per_minute)
 
 
 class Account:
@@ -115,6 +121,13 @@ class Account:
         if self._tokens is not None:
             self._tokens.give_back(num_tokens, now)
 
+    def allowances(self, now: float) -> Allowances:
+        """What is left of its quotas. Changes nothing."""
+        return Allowances(
+            None if self._requests is None else self._requests.allowance(now),
+            None if self._tokens is None else self._tokens.allowance(now),
+        )
+
     def answered(self, num_output_tokens: int) -> None:
         """One of its requests ended with so many output tokens."""
         self.expected_output += (num_output_tokens - self.expected_output) * LATEST_ANSWER_WEIGHT
@@ -137,6 +150,11 @@ class Accounts:
         else:
             account.asks(tenant, now)
         return account
+
+    def allowances(self, tenant: Tenant, now: float) -> Allowances:
+        """What is left of the tenant's quotas: all, if it has not asked for anything yet. Changes nothing."""
+        account = self._by_name.get(tenant.name) or Account(tenant, now)
+        return account.allowances(now)
 
     def give_back(self, tenant: str, num_tokens: int, now: float) -> None:
         """So many tokens of that tenant were not used after all."""

@@ -69,6 +69,7 @@ class Clients:
         request.move(Move.TOKENIZE, submission.tokenized_at)
         if (error := self._refusal(request, now)) is not None:
             request.move(Move.REJECT, now)
+            self._custody.ended.refuse(submission, error, now)
             self._refuse(submission.request_id, error)
             return
         num_prompt = len(submission.prompt_token_ids)
@@ -151,6 +152,7 @@ class Clients:
         error: RequestError | None = NoWorker(STOPPING) if self.is_draining else None
         error = error or self._admission.refusal_of_any(self._accounts.of(tenant, now), priority, now)
         if error is not None:
+            self._custody.ended.refuse_unheard(request_id, tenant, error, now)
             self._refuse(request_id, error)
 
     def _refuse(self, request_id: str, error: RequestError) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from twinpool.config import CoordinatorConfig
+from twinpool.coordinator.ended import EndedRequests
 from twinpool.coordinator.events import Command, Emit, Note, Send
 from twinpool.coordinator.lifecycle import Leg, LegKind, Move, Request, Resource
 from twinpool.coordinator.pace import AnswerLengths
@@ -53,6 +54,7 @@ class Custody:
         self.requests: dict[str, Request] = {}
         self.answers = AnswerLengths()
         self.finished = FinishedTimelines(config.finished_timelines)
+        self.ended = EndedRequests(is_wanted=config.record is not None)
 
     def open(self, request: Request, kind: LegKind, worker: Worker, pending_tokens: int) -> None:
         """The present attempt claims `worker`, where `pending_tokens` of its prompt are to be computed."""
@@ -149,6 +151,7 @@ class Custody:
         request.timeline.finish = finish
         request.timeline.error = "" if error is None else error.message
         self._settle_account(request, now)
+        self.ended.add(request, error, now)
 
     def _emit_last(self, request: Request, finish: FinishReason, error: RequestError | None) -> None:
         self._emit(Emit(request.request_id, Output((), len(request.emitted), finish, error)))

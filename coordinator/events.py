@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from twinpool.config import Role
+from twinpool.coordinator.request_record import EndedRequest
 from twinpool.coordinator.service import Output, Submission
 from twinpool.coordinator.tenants import Tenant
 from twinpool.errors import RequestError
@@ -170,6 +171,13 @@ class Refuse:
 
 
 @dataclass(frozen=True, slots=True)
+class Record:
+    """Write this into the record of requests."""
+
+    ended: EndedRequest
+
+
+@dataclass(frozen=True, slots=True)
 class Note:
     """A line for the log. `is_fault`: something that should not happen did."""
 
@@ -177,4 +185,4 @@ class Note:
     is_fault: bool = False
 
 
-Command = Send | EndProcess | Emit | Refuse | Note
+Command = Send | EndProcess | Emit | Refuse | Record | Note

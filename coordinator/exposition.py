@@ -11,15 +11,18 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from twinpool.config import Role
+from twinpool.coordinator.record_file import RequestRecorder
 from twinpool.coordinator.state import CoordinatorCore
 from twinpool.coordinator.tally import Histogram
 from twinpool.metrics import (
     COORDINATOR_METRIC_HELP,
     GAUGE_HELP,
     METRIC_HELP,
+    RECORD_METRIC_HELP,
     TIMING_HELP,
     CoordinatorMetric,
     Gauge,
+    RecordMetric,
     WorkerMetric,
 )
 
@@ -41,13 +44,15 @@ class Exposition(Collector):
     """Reads the core at each scrape and keeps nothing.
 
     Counters of a worker are summed over its processes, so a restart makes none fall. `own_counts` are what
-    the shell itself counts, under the workers' names with worker and role "coordinator"; `now` is its clock.
+    the shell itself counts, under the workers' names with worker and role "coordinator"; `now` is its clock; `recorder`
+    writes the record, if there is one.
     """
 
     def __init__(
         self, core: CoordinatorCore, own_counts: Counter[WorkerMetric], now: Callable[[], float]
     ) -> None:
         self._core = core
+        self.recorder: RequestRecorder | None = None
         self._now = now
         self._own_counts = own_counts
         self._registry = CollectorRegistry(auto_describe=False)
@@ -61,6 +66,7 @@ class Exposition(Collector):
         """All metric families, for prometheus_client."""
         yield from self._coordinator_counters()
         yield from self._worker_counters()
+        yield from self._record_counters()
         yield from self._gauges()
         for timing, histogram in self._core.tally.timings.items():
             yield _histogram(PREFIX + timing, TIMING_HELP[timing], histogram)
@@ -96,6 +102,16 @@ class Exposition(Collector):
             if metric in self._own_counts:
                 family.add_metric([COORDINATOR, COORDINATOR], self._own_counts[metric])
             yield family
+
+    def _record_counters(self) -> Iterator[Metric]:
+        recorder = self.recorder
+        values = {
+            RecordMetric.RECORDED: 0 if recorder is None else recorder.num_written,
+            RecordMetric.NOT_RECORDED: 0 if recorder is None else recorder.num_lost,
+        }
+        for metric, value in values.items():
+            name = PREFIX + metric.removesuffix("_total")
+            yield CounterMetricFamily(name, RECORD_METRIC_HELP[metric], value=value)
 
     def _gauges(self) -> Iterator[Metric]:
         core = self._core

@@ -27,6 +27,7 @@ from twinpool.coordinator.events import (
     Knocked,
     Note,
     PoolGivenUp,
+    Record,
     Refuse,
     Send,
     Shutdown,
@@ -34,10 +35,11 @@ from twinpool.coordinator.events import (
     WorkerLost,
 )
 from twinpool.coordinator.exposition import Exposition
+from twinpool.coordinator.record_file import RequestRecorder, start_recorder
 from twinpool.coordinator.service import Output, RequestFacts, Submission, Take
 from twinpool.coordinator.state import CoordinatorCore
 from twinpool.coordinator.streams import OutputStream
-from twinpool.coordinator.tenants import Tenant
+from twinpool.coordinator.tenants import Allowances, Tenant
 from twinpool.coordinator.timeline import Timeline
 from twinpool.coordinator.vital import OnFailure, start_vital
 from twinpool.errors import (
@@ -90,6 +92,7 @@ class Coordinator:
         self._own_counts: Counter[WorkerMetric] = Counter()
         self._junk_log = JunkLog(log)
         self._exposition = Exposition(self._core, self._own_counts, self.now)
+        self._recorder: RequestRecorder | None = None
         self._streams: dict[str, OutputStream] = {}
         self._refusals: dict[str, RequestError] = {}
         self._events: deque[Event] = deque()
@@ -105,8 +108,10 @@ class Coordinator:
         """Opens the control endpoint and starts the timer.
 
         Raises:
-            ConfigError: the control address cannot be bound.
+            ConfigError: the control address cannot be bound, or the record cannot be written.
         """
+        if self._config.record is not None:
+            self._recorder = self._exposition.recorder = start_recorder(self._config.record, self.now())
         self._channel = RouterChannel(
             self._config.control, self._config.join_token, self._on_message, self._on_junk
         )
@@ -143,6 +148,13 @@ class Coordinator:
                 if self._ticker is not None:
                     self._ticker.cancel()
                 self._channel.close()
+                self._close_record()
+
+    def _close_record(self) -> None:
+        if self._recorder is not None:
+            for ended in self._core.ended(self.now(), settle_s=0.0):
+                self._recorder.put(ended)
+            self._recorder.close()
 
     def members(self) -> frozenset[str]:
         """The ids of the workers that have joined."""
@@ -210,6 +222,10 @@ class Coordinator:
     def delivered(self, request_id: str) -> None:
         """The first output was handed to the connection."""
         self._handle(Delivered(request_id))
+
+    def allowances(self, tenant: Tenant) -> Allowances:
+        """What is left of the tenant's quotas."""
+        return self._core.accounts.allowances(tenant, self.now())
 
     def facts(self, request_id: str) -> RequestFacts:
         """What became of a running or recent request. Raises UnknownRequest."""
@@ -305,6 +321,9 @@ class Coordinator:
             case EndProcess(worker_id, pid):
                 if self._end_process is not None:
                     self._end_process(worker_id, pid)
+            case Record(ended):
+                if self._recorder is not None:
+                    self._recorder.put(ended)
             case Refuse(request_id, error):
                 self._refusals[request_id] = error
             case Note(text, is_fault):

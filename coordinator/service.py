@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
-from twinpool.coordinator.tenants import ANYONE, Tenant
+from twinpool.coordinator.tenants import ANYONE, Allowances, Tenant
 from twinpool.errors import RequestError
 from twinpool.request import FinishReason, SamplingParams, TokenLogprobs
 
@@ -17,7 +17,8 @@ class Submission:
 
     `received_at` is the coordinator clock's reading when the HTTP request came in, `validated_at` and `tokenized_at`
     those after parsing and after tokenizing. The answer must be complete by `deadline` (the same clock; None: no
-    bound): waiting counts. Of one tenant's waiting requests the lowest `priority` goes first.
+    bound): waiting counts. Of one tenant's waiting requests the lowest `priority` goes first. It is one of
+    `num_choices` that a client's request asks for.
     """
 
     request_id: str
@@ -30,6 +31,7 @@ class Submission:
     tenant: Tenant = ANYONE
     priority: int = 0
     deadline: float | None = None
+    num_choices: int = 1
 
 
 class Output(NamedTuple):
@@ -117,6 +119,10 @@ class Service(Protocol):
 
     def delivered(self, request_id: str) -> None:
         """The first output has been handed to the HTTP connection (stamps TTFT on the server's clock)."""
+        ...
+
+    def allowances(self, tenant: Tenant) -> Allowances:
+        """What is left of the tenant's quotas. Changes nothing."""
         ...
 
     def facts(self, request_id: str) -> RequestFacts:

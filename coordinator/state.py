@@ -27,12 +27,14 @@ from twinpool.coordinator.admission import Admission
 from twinpool.coordinator.clients import Clients
 from twinpool.coordinator.custody import LACK_OF_ROOM, Custody
 from twinpool.coordinator.delivery import Delivery
+from twinpool.coordinator.ended import SETTLE_S
 from twinpool.coordinator.events import Command, Event
 from twinpool.coordinator.health import Health
 from twinpool.coordinator.hybrid import capability
 from twinpool.coordinator.lifecycle import Leg, LegKind, Move, Request
 from twinpool.coordinator.membership import Membership
 from twinpool.coordinator.registry import Worker
+from twinpool.coordinator.request_record import EndedRequest
 from twinpool.coordinator.retries import RetryBudget
 from twinpool.coordinator.routing import Route, Router
 from twinpool.coordinator.tally import Tally
@@ -181,6 +183,11 @@ class CoordinatorCore:
     def timeline(self, request_id: str) -> Timeline | None:
         """The timeline of a live or recent request."""
         return self._clients.timeline(request_id)
+
+    def ended(self, now: float, settle_s: float) -> list[EndedRequest]:
+        """What is to be recorded of requests that ended `settle_s` ago or earlier, each once."""
+        terms = self.registry.terms
+        return self._custody.ended.due(now, terms.layout.block_size if terms else 1, settle_s)
 
     # ── dispatch ────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -354,6 +361,7 @@ class CoordinatorCore:
     def _tick(self, now: float) -> None:
         self.membership.tick(now)
         self._clients.tick(now)
+        self._commands += map(events.Record, self.ended(now, SETTLE_S))
         if not self.num_live:
             self._health.moved(now)
         if now - self._checked_at >= CHECK_S:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from twinpool.config import require
 
@@ -33,3 +34,19 @@ class Tenant:
 
 ANYONE = Tenant("anyone", shares_cache=True, read_metrics=True)
 """Whoever sends a request to a server without API keys."""
+
+
+class Allowance(NamedTuple):
+    """What is left of one quota: of `per_minute`, and in how many seconds all of it is there again if nobody asks. A
+    request may have taken more than there was."""
+
+    per_minute: int
+    left: float
+    full_in_s: float
+
+
+class Allowances(NamedTuple):
+    """What is left of a tenant's quotas; None where it has none."""
+
+    requests: Allowance | None = None
+    tokens: Allowance | None = None

@@ -21,10 +21,12 @@ MOST_SEQUENCES = 65_536
 MOST_TOKENS = 2**31 - 1
 """Token and block counts that fit what workers tell each other and what kernels index with."""
 MOST_SECONDS = 1e6
+RECORD_MB = 256
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _NAME_ALLOWED = "1 to 64 letters, digits, - and _"
 _LOOPBACK = re.compile(r"127(\.\d{1,3}){3}|localhost|\[?::1\]?|lo")
 _ZMQ_ADDRESS = re.compile(r"tcp://.+:(\d{1,5}|\*)|ipc://.+")
+_ORIGIN = re.compile(r"\*|null|[a-z][a-z0-9+.-]*://[^/?#\s@]+")
 _DEVICE = re.compile(r"auto|cpu|cuda(:\d{1,4})?")
 
 
@@ -267,6 +269,20 @@ class WorkerConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class RecordConfig:
+    """The record of requests: a file that is moved aside once it would have more than `max_mb` (1e6 bytes). Its lines
+    have the requests' ids if it `has_ids`."""
+
+    path: str
+    max_mb: int = RECORD_MB
+    has_ids: bool = False
+
+    def __post_init__(self) -> None:
+        require("--record", self.path, bool(self.path), "the name of a file")
+        require("--record-max-mb", self.max_mb, _is_count(self.max_mb, 1 << 20), f"1 to {1 << 20}")
+
+
+@dataclass(frozen=True, slots=True)
 class CoordinatorConfig:
     """The coordinator's bounds, and the token that lets workers join: a fresh one, unless given.
 
@@ -277,7 +293,7 @@ class CoordinatorConfig:
     Workers heartbeat every `heartbeat_s` (the Welcome tells them); one that is not heard of for `lease_s` is lost.
     Health is bad when nothing has moved for `stall_s` although there is work. A link between workers that was measured
     below `min_link_gb_per_s` (1e9 bytes per second; about a Gbit network) is used, and reported as an error.
-    Where it is `strict` no hybrid worker joins.
+    Where it is `strict` no hybrid worker joins. With a `record` what becomes of requests is written down.
     """
 
     host: str = "127.0.0.1"
@@ -298,6 +314,7 @@ class CoordinatorConfig:
     start_timeout_s: float = 120.0
     finished_timelines: int = 1000
     strict: bool = False
+    record: RecordConfig | None = None
     join_token: JoinToken = field(default_factory=JoinToken.fresh, compare=False)
 
     def __post_init__(self) -> None:
@@ -328,7 +345,8 @@ class GatewayConfig:
     """What the HTTP side grants its clients.
 
     `api_keys_file` ("": none) and `api_keys` (``tenant:key,…``) say who may send requests; without either, anyone.
-    `metrics_open`: `/metrics` needs no key. A body longer than `max_body_bytes` is refused. A stream may hold back
+    `metrics_open`: `/metrics` needs no key. Scripts of web pages from `cors_origins` may use the server ("*": of all;
+    none: as browsers have it without). A body longer than `max_body_bytes` is refused. A stream may hold back
     `max_buffered_bytes` for a client that is behind, and a client that takes nothing for `client_stall_s` is cut. The
     head of a request must be complete within `head_timeout_s`, its body within `body_timeout_s` and the time that it
     takes at 64 KiB per second. A stream that is silent for `keep_alive_s` carries a comment, so that proxies leave it
@@ -339,6 +357,7 @@ class GatewayConfig:
     api_keys_file: str = ""
     api_keys: str = field(default="", repr=False)
     metrics_open: bool = False
+    cors_origins: tuple[str, ...] = ()
     max_body_bytes: int = 4 << 20
     max_buffered_bytes: int = 256 << 10
     client_stall_s: float = 30.0
@@ -351,6 +370,9 @@ class GatewayConfig:
     reasoning: ReasoningFormat = ReasoningFormat.AUTO
 
     def __post_init__(self) -> None:
+        for origin in self.cors_origins:
+            require("--cors-origin", origin, _ORIGIN.fullmatch(origin) is not None,
+                    "an origin like https://app.example.com (scheme, host and port, without a path), or *")  # fmt: skip
         require("--max-body-bytes", self.max_body_bytes, self.max_body_bytes >= 1, "1 or more")
         require(
             "--max-buffered-bytes", self.max_buffered_bytes, self.max_buffered_bytes >= 1024, "1024 or more"

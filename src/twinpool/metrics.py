@@ -146,6 +146,19 @@ GAUGE_HELP: dict[Gauge, str] = {
 }
 
 
+class RecordMetric(StrEnum):
+    """What the record of requests counts. All only grow."""
+
+    RECORDED = "requests_recorded_total"
+    NOT_RECORDED = "requests_not_recorded_total"
+
+
+RECORD_METRIC_HELP: dict[RecordMetric, str] = {
+    RecordMetric.RECORDED: "Requests written to the record (--record).",
+    RecordMetric.NOT_RECORDED: "Requests that should have been, and were not: the disk was full or too slow.",
+}
+
+
 class GatewayMetric(StrEnum):
     """What the gateway counts. All only grow."""
 

@@ -17,7 +17,7 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from twinpool.coordinator.gateway.connection import CONNECTION
 from twinpool.coordinator.service import Output, RequestFacts, Submission, Take
-from twinpool.coordinator.tenants import Tenant
+from twinpool.coordinator.tenants import Allowances, Tenant
 from twinpool.engine.chat_template import ChatTemplate
 from twinpool.engine.tokenizer import Tokenizer
 from twinpool.errors import NoWorker, RequestCancelled, RequestError, UnknownRequest
@@ -115,6 +115,7 @@ class ScriptedService:
         self.refusal: Exception | None = None
         self.refusal_unheard: Exception | None = None
         self.num_cached = 0
+        self.left: dict[str, Allowances] = {}
         self.knocks: list[tuple[str, str, int]] = []
         self.ready_answer = (True, "")
         self.health_answer = (True, "nothing to do")
@@ -192,6 +193,9 @@ class ScriptedService:
                 yield step
             if submission.request_id in [request_id for request_id, _ in self.completed]:
                 return
+
+    def allowances(self, tenant: Tenant) -> Allowances:
+        return self.left.get(tenant.name, Allowances())
 
     def facts(self, request_id: str) -> RequestFacts:
         (submission,) = [s for s in self.submissions if s.request_id == request_id]

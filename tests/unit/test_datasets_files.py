@@ -75,6 +75,26 @@ def test_the_tail_of_a_trace_may_have_no_hash_and_is_then_shared_with_nobody(mad
     assert (len(third.prompt), third.hash_ids) == (9, ())
 
 
+def _recorded(started_at: float, block_size: int) -> dict[str, object]:
+    head = {"block_size": block_size, "started_at": started_at, "server": "twinpool"}
+    return {**_traced(0, 20, 1, 0, 1), "twinpool": head}
+
+
+def test_a_record_of_the_server_says_how_long_its_blocks_are(made: Any) -> None:
+    record = _lines(_recorded(1e9, 8), _traced(1, 19, 1, 0, 2))
+    first, second = made(DatasetName.JSONL_TRACE, record, prompt_as=PromptAs.IDS).requests
+    assert first.prompt[:8] == second.prompt[:8]
+    assert first.prompt[8:16] != second.prompt[8:16]
+    with pytest.raises(ConfigError, match="--trace-block-size 512"):
+        made(DatasetName.JSONL_TRACE, record, trace=TraceSettings(512))
+
+
+def test_records_of_two_starts_of_a_server_are_not_one_trace(made: Any) -> None:
+    made(DatasetName.JSONL_TRACE, _lines(_recorded(1e9, 8), _recorded(1e9, 8)))
+    with pytest.raises(ConfigError, match="records of 2 starts of a server"):
+        made(DatasetName.JSONL_TRACE, _lines(_recorded(1e9, 8), _recorded(2e9, 8)))
+
+
 def test_a_window_and_a_number_take_a_part_of_a_trace(made: Any) -> None:
     trace = _lines(*(_traced(1000 * n, 5, 1) for n in range(20)))
     window = TraceSettings(start_s=4, window_s=10, speed=2)

@@ -26,13 +26,12 @@ from twinpool.bench.serving.datasets.fitted import (
     FittedTrace,
     fitted_shapes,
 )
-from twinpool.bench.serving.datasets.settings import DatasetName
+from twinpool.bench.serving.datasets.settings import MOONCAKE_BLOCK, DatasetName
 from twinpool.bench.serving.datasets.shapes import Shape
 from twinpool.bench.serving.datasets.traces import csv_trace, jsonl_trace
 from twinpool.bench.serving.distributions import Values
 from twinpool.errors import ConfigError
 
-MOONCAKE_BLOCK = 512
 _AZURE = (
     "Azure LLM inference trace 2023, github.com/Azure/AzurePublicDataset b469a11, Microsoft; Patel et al., Splitwise, "
     "ISCA 2024"

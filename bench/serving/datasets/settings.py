@@ -33,6 +33,8 @@ class DatasetName(StrEnum):
     MOONCAKE_CONVERSATION = "mooncake-conversation"
 
 
+MOONCAKE_BLOCK = 512
+"""Tokens that a hash id stands for in Mooncake's traces, and in those that do not say."""
 FILE_DATASETS = frozenset(
     {
         DatasetName.SHAREGPT,
@@ -130,17 +132,19 @@ class PrefixRepetition:
 class TraceSettings:
     """How times and lengths of a trace are taken.
 
-    A hash id stands for `block_size` tokens. Only requests that came from `start_s` on, for `window_s` seconds (None:
-    to the end), are taken; at `speed` 2 they come twice as close together.
+    A hash id stands for `block_size` tokens (None: what the file says, or `MOONCAKE_BLOCK`). Only requests that came
+    from `start_s` on, for `window_s` seconds (None: to the end), are taken; at `speed` 2 they come twice as close
+    together.
     """
 
-    block_size: int = 512
+    block_size: int | None = None
     speed: float = 1.0
     start_s: float = 0.0
     window_s: float | None = None
 
     def __post_init__(self) -> None:
-        require("--trace-block-size", self.block_size, self.block_size >= 1, "at least 1 token")
+        size = self.block_size
+        require("--trace-block-size", size, size is None or size >= 1, "at least 1 token")
         require("--trace-speed", self.speed, math.isfinite(self.speed) and self.speed > 0, "above 0")
         require(
             "--trace-start", self.start_s, math.isfinite(self.start_s) and self.start_s >= 0, "0 s or later"

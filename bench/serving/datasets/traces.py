@@ -13,9 +13,17 @@ from datetime import UTC, datetime
 import msgspec
 
 from twinpool.bench.serving.datasets.files import json_lines, read, read_text
+from twinpool.bench.serving.datasets.settings import MOONCAKE_BLOCK
 from twinpool.bench.serving.datasets.shapes import Drawn, Shape, hashed, own
 from twinpool.bench.serving.record import RequestRecord, Run, decode_run
 from twinpool.errors import ConfigError
+
+
+class _Head(msgspec.Struct, frozen=True):
+    """What the first line of a record of ours (`twinpool serve --record`) says of all its lines."""
+
+    block_size: int
+    started_at: float
 
 
 class _Line(msgspec.Struct):
@@ -25,6 +33,7 @@ class _Line(msgspec.Struct):
     input_length: int
     output_length: int
     hash_ids: tuple[int, ...] = ()
+    twinpool: _Head | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,24 +48,27 @@ class _Row:
     group: str = ""
 
 
-def jsonl_trace(path: str, block_size: int) -> Drawn:
+def jsonl_trace(path: str, block_size: int | None) -> Drawn:
     """A trace in the format of Mooncake (FAST '25): a hash id stands for `block_size` tokens of the prompt, the last
-    one for what is left; tokens behind the last full block may have none.
+    one for what is left; tokens behind the last full block may have none. Without `block_size` they are as many as the
+    file says, or `MOONCAKE_BLOCK`.
 
     Raises:
-        ConfigError: the file cannot be read, a line is no request, or ids and length do not fit together.
+        ConfigError: the file cannot be read, a line is no request, ids and length do not fit together, or there are
+            lines of several starts of a server, whose times and ids have nothing to do with each other.
     """
     what = "a request with timestamp (ms), input_length, output_length and maybe hash_ids"
-    return _trace(
-        path,
-        (
-            _Row(
-                f"line {number}", line.timestamp / 1000, line.input_length, line.output_length, line.hash_ids
-            )
-            for number, line in json_lines(path, _Line, what)
-        ),
-        block_size,
+    lines = list(json_lines(path, _Line, what))
+    heads = {line.twinpool for _, line in lines if line.twinpool is not None}
+    if len(heads) > 1:
+        raise ConfigError(f"{path} has the records of {len(heads)} starts of a server; replay each by itself")
+    if block_size is None:
+        block_size = next(iter(heads)).block_size if heads else MOONCAKE_BLOCK
+    rows = (
+        _Row(f"line {number}", line.timestamp / 1000, line.input_length, line.output_length, line.hash_ids)
+        for number, line in lines
     )
+    return _trace(path, rows, block_size)
 
 
 _TIME = ("timestamp", "time", "arrivaltime", "arrivaltimestamp", "arrivedat")

@@ -67,7 +67,8 @@ _PREFIX = (
          float),
 )  # fmt: skip
 _TRACE = (
-    Flag("--trace-block-size", TraceSettings, "block_size", "TOKENS", "that a hash id stands for", int),
+    Flag("--trace-block-size", TraceSettings, "block_size", "TOKENS",
+         "that a hash id stands for (default: as the file says, or 512)", int),
     Flag("--trace-speed", TraceSettings, "speed", "FACTOR", "2: requests come twice as close together", float),
     Flag("--trace-start", TraceSettings, "start_s", "SECONDS", "leave out what came before", float),
     Flag("--trace-window", TraceSettings, "window_s", "SECONDS", "leave out what came later than so long after",

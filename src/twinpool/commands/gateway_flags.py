@@ -37,6 +37,11 @@ def add_gateway_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("clients")
     add_flags(group, _FLAGS)
     add_flags(parser.add_argument_group("answers"), _ANSWERS)
+    group.add_argument(
+        "--cors-origin", action="append", default=[], metavar="ORIGIN",
+        help="an origin whose web pages may use this server, like https://app.example.com; *: all. May be given "
+        "several times (default: none)",
+    )  # fmt: skip
     group.add_argument("--metrics-open", action="store_true", help="/metrics needs no API key")
 
 
@@ -51,5 +56,6 @@ def gateway_config(args: argparse.Namespace) -> GatewayConfig:
         GatewayConfig,
         api_keys=os.environ.pop(API_KEYS_VARIABLE, ""),
         metrics_open=args.metrics_open,
+        cors_origins=tuple(args.cors_origin),
     )
     return config

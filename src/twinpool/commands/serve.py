@@ -18,6 +18,7 @@ from twinpool.commands.flags import (
 )
 from twinpool.commands.gateway_flags import add_gateway_flags, gateway_config
 from twinpool.commands.join_token import add_join_token_flag, token_to_serve_with
+from twinpool.commands.record_flags import add_record_flags, record_config
 from twinpool.config import CoordinatorConfig, EngineConfig, PoolPlan, is_device, require
 from twinpool.coordinator.launch import WorkerSpec, share_cores, usable_cores
 from twinpool.errors import ConfigError
@@ -82,6 +83,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     add_join_token_flag(joining)
     add_gateway_flags(parser)
+    add_record_flags(parser)
     parser.set_defaults(worker_actions=add_worker_flags(parser))
     return parser
 
@@ -107,6 +109,7 @@ def run(args: argparse.Namespace) -> int:
         control=args.control,
         strict=args.strict,
         join_token=token_to_serve_with(args),
+        record=record_config(args),
     )
     gateway = gateway_config(args)
     collector.put_off()
