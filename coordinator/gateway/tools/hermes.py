@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import ClassVar
 
+from twinpool.coordinator.gateway.tools.call_grammar import arguments_of, literal, mark, objects
 from twinpool.coordinator.gateway.tools.call_parser import Call, CallParser
+from twinpool.coordinator.gateway.tools.fields import FunctionDefinition
 from twinpool.coordinator.gateway.tools.reader import SPACE, Steps, begun
+from twinpool.coordinator.gateway.tools.tool_format import ToolFormat
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 
@@ -43,3 +46,24 @@ class HermesParser(CallParser):
     def _last_content(self, text: str) -> str:
         # An answer that was cut off in its last tag.
         return text[: len(text) - begun(text, CLOSE)] if self._is_open else text
+
+
+class HermesFormat(ToolFormat):
+    """Hermes 2 and 3, Qwen 2.5 and 3, and whoever has learned from them."""
+
+    marks = (OPEN, CLOSE)
+
+    def parser(self, tool_names: Collection[str], most_calls: int | None) -> HermesParser:
+        """Reads calls between tags."""
+        return HermesParser(self.make_id, tool_names, most_calls)
+
+    def grammar(self, functions: Sequence[FunctionDefinition], *, is_single: bool) -> str:
+        """Each call on lines of its own between tags."""
+        opening, closing = (mark(tag, self._added_token_ids) for tag in self.marks)
+        line = literal("\n")
+        return (
+            f"start: call{'' if is_single else f' ({line} call)*'}\n"
+            f"call: {opening} {line} body {line} {closing}\n"
+            f"body: {objects(functions, 'arguments')}\n"
+            f"{arguments_of(functions)}"
+        )

@@ -7,10 +7,14 @@ and no other keys than calls have.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from typing import ClassVar
 
+from twinpool.coordinator.gateway.tools.call_grammar import arguments_of, objects
 from twinpool.coordinator.gateway.tools.call_parser import Call, CallParser
+from twinpool.coordinator.gateway.tools.fields import FunctionDefinition
 from twinpool.coordinator.gateway.tools.reader import SPACE, Steps
+from twinpool.coordinator.gateway.tools.tool_format import ToolFormat
 
 TAG = "<|python_tag|>"
 
@@ -30,3 +34,15 @@ class Llama3Parser(CallParser):
             yield from self._reader.take_of(SPACE)
         if not (yield from self._read_object(Call(has_mark=mark == TAG))):
             self._writer.content(self._reader.kept())
+
+
+class Llama3Format(ToolFormat):
+    """Llama 3.1 to 3.3, and 4 where it writes JSON. The tag is no help where text leaves it out, so it may."""
+
+    def parser(self, tool_names: Collection[str], most_calls: int | None) -> Llama3Parser:
+        """Reads objects with parameters."""
+        return Llama3Parser(self.make_id, tool_names, most_calls)
+
+    def grammar(self, functions: Sequence[FunctionDefinition], *, is_single: bool) -> str:  # noqa: ARG002
+        """One call: of more in a message these models' templates say that they know none."""
+        return f"start: {objects(functions, 'parameters')}\n{arguments_of(functions)}"

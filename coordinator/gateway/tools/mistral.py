@@ -4,12 +4,18 @@ a name, `[ARGS]` and the arguments."""
 from __future__ import annotations
 
 import string
+from collections.abc import Collection, Mapping, Sequence
 
+from twinpool.coordinator.gateway.tools.call_grammar import arguments_of, either, literal, mark, objects
 from twinpool.coordinator.gateway.tools.call_parser import Call, CallParser
+from twinpool.coordinator.gateway.tools.fields import FunctionDefinition
 from twinpool.coordinator.gateway.tools.reader import SPACE, Steps
+from twinpool.coordinator.gateway.tools.tool_format import ToolFormat, random_id
 
 MARK, CALL_ID, ARGS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
-_OF_NAMES = string.ascii_letters + string.digits + "_-."
+_OF_IDS = string.ascii_letters + string.digits
+_OF_NAMES = _OF_IDS + "_-."
+_ID_CHARS = 9
 
 
 class MistralParser(CallParser):
@@ -62,3 +68,44 @@ class MistralParser(CallParser):
             return False
         yield from self._read_arguments(call)
         return True
+
+
+class MistralFormat(ToolFormat):
+    """Mistral and Mixtral. `is_named`: the notation with `[ARGS]`, else a list, behind `before_list`."""
+
+    marks = (MARK, CALL_ID, ARGS)
+
+    def __init__(
+        self, added_token_ids: Mapping[str, int], *, is_named: bool = False, before_list: str = ""
+    ) -> None:
+        super().__init__(added_token_ids)
+        self._is_named = is_named
+        self._before_list = before_list
+
+    def parser(self, tool_names: Collection[str], most_calls: int | None) -> MistralParser:
+        """Reads either notation."""
+        return MistralParser(self.make_id, tool_names, most_calls)
+
+    def grammar(self, functions: Sequence[FunctionDefinition], *, is_single: bool) -> str:
+        """In the model's own notation."""
+        marked = mark(MARK, self._added_token_ids)
+        if self._is_named:
+            args = mark(ARGS, self._added_token_ids)
+            calls = either(f"{literal(f.name)} {args} args_{i}" for i, f in enumerate(functions))
+            rules = f"start: call{'' if is_single else '+'}\ncall: {marked} body\nbody: {calls}\n"
+        else:
+            more = "" if is_single else f"({literal(', ')} body)*"
+            opening = literal(f"{self._before_list}[")
+            rules = (
+                f"start: {marked} {opening} body {more} {literal(']')}\n"
+                f"body: {objects(functions, 'arguments')}\n"
+            )
+        return rules + arguments_of(functions)
+
+    def make_id(self) -> str:
+        """Nine letters and digits: their templates take nothing else."""
+        return random_id(_ID_CHARS)
+
+    def id_for_template(self, call_id: str) -> str:
+        """The last nine letters and digits of an id from elsewhere."""
+        return "".join(char for char in call_id if char in _OF_IDS)[-_ID_CHARS:]

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
+from typing import ClassVar
+
 from twinpool.coordinator.gateway.deltas import Delta, DeltaParser, Reasoning
+from twinpool.coordinator.gateway.tools.call_grammar import mark
 from twinpool.coordinator.gateway.tools.reader import SPACE, Steps, TextReader
+from twinpool.request import Grammar, GrammarKind
 
 OPEN, CLOSE = "<think>", "</think>"
+_ANY = r"(.|\n)*"
+_SPELLED = re.compile(r"\\.|/|\n")
 
 
 class ThinkParser:
@@ -65,3 +73,59 @@ class ThinkParser:
                 return
             if not (yield from reader.more()):
                 return
+
+
+class ThinkFormat:
+    """The format, for a model whose vocabulary has `added_token_ids`, by their texts. `marks` must be in the text."""
+
+    marks: ClassVar[tuple[str, ...]] = (OPEN, CLOSE)
+
+    def __init__(self, added_token_ids: Mapping[str, int]) -> None:
+        self._added_token_ids = added_token_ids
+
+    def parser(self, prompt: str, answer: DeltaParser) -> ThinkParser:
+        """The parser of one answer to `prompt`, as the chat template wrote it; `answer` reads what follows."""
+        return ThinkParser(answer, is_open=_last_mark(prompt) == OPEN)
+
+    def before(self, grammar: Grammar, prompt: str) -> Grammar:
+        """`grammar`, with reasoning before it, as far as an answer to `prompt` has any: the template may have opened
+        it, or closed it."""
+        last = _last_mark(prompt)
+        if last == CLOSE:
+            return grammar
+        opening, closing = (mark(text, self._added_token_ids) for text in self.marks)
+        # A token ends whatever is before it; a text must be the first of its kind.
+        is_token = CLOSE in self._added_token_ids
+        rest = (
+            f"rest: /{_ANY}/ {closing} gap?" if is_token else f"rest: end gap?\nend[lazy]: /{_ANY}<[/]think>/"
+        )
+        rules = (
+            f"start: {'rest' if last else 'thought?'} answer",
+            f"thought: {opening} rest",
+            rest,
+            r"gap: /[ \n]{1,4}/",
+            f"answer: {_embedded(grammar)}",
+        )
+        return Grammar(GrammarKind.LARK, "\n".join(rules) + "\n")
+
+
+def _last_mark(prompt: str) -> str:
+    """The tag that `prompt` ends with, "" if with none."""
+    end = prompt.rstrip(SPACE)
+    return next((tag for tag in (OPEN, CLOSE) if end.endswith(tag)), "")
+
+
+def _embedded(grammar: Grammar) -> str:
+    """The grammar as an expression of Lark."""
+    match grammar.kind:
+        case GrammarKind.JSON_SCHEMA:
+            return f"%json {grammar.source}"
+        case GrammarKind.REGEX:
+            return f"/{_SPELLED.sub(_spelled, grammar.source)}/"
+        case GrammarKind.LARK:
+            return f"%lark {{\n{grammar.source}\n}}"
+
+
+def _spelled(found: re.Match[str]) -> str:
+    """A slash or a line's end as a regular expression between slashes has them; what is escaped stays so."""
+    return {"/": r"\/", "\n": r"\n"}.get(found[0], found[0])
