@@ -1,39 +1,37 @@
 """The JSON bodies of the OpenAI routes: their fields, and reading them.
 
-`null` means absent, unknown fields are ignored, and a field that would change the answer but is not supported
-is refused by name. Every refusal is one sentence that says the field, its value and what to change.
+`null` means absent. A field that would change the answer but is not supported is refused by name; one that nobody has
+heard of is ignored, and told of. Every refusal is one sentence that says the field, its value and what to change.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
-from typing import Annotated, Any, TypeVar
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any, ClassVar, TypeVar
 
 import msgspec
 
+from twinpool.bounds import MOST_LOGPROBS
+from twinpool.coordinator.gateway.body_errors import kind_of, sentence, shown_of
+from twinpool.coordinator.gateway.body_errors import shown as shown
 from twinpool.errors import InvalidRequest
 
+MAX_CHOICES = 128
+"""Answers that one request may ask for: `n` of each prompt."""
 MAX_STOP_STRINGS = 64
 MAX_STOP_TOKEN_IDS = 1024
+MAX_BIASES = 1024
 MAX_TEMPERATURE = 1e6
 """Far beyond where all tokens are equally likely; what workers are told ends there."""
+MAX_REPETITION_PENALTY = 1e6
 MAX_PRIORITY = 1000
 
-# Fields that would change the answer if they were obeyed: the values, besides null, that ask for nothing.
-NOT_SUPPORTED: Mapping[str, tuple[object, ...]] = {
-    "n": (1,),
-    "best_of": (1,),
-    "echo": (False,),
+Harmless = Mapping[str, tuple[object, ...]]
+"""Fields that would change the answer if they were obeyed, and the values, besides null, that ask for nothing."""
+
+NOT_SUPPORTED: Harmless = {
     "suffix": ("",),
-    "logprobs": (False,),
-    "top_logprobs": (0,),
-    "prompt_logprobs": (),
-    "presence_penalty": (0, 0.0),
-    "frequency_penalty": (0, 0.0),
-    "repetition_penalty": (1, 1.0),
     "length_penalty": (1, 1.0),
-    "logit_bias": ({},),
     "bad_words": ([],),
     "allowed_token_ids": (),
     "use_beam_search": (False,),
@@ -52,72 +50,87 @@ NOT_SUPPORTED: Mapping[str, tuple[object, ...]] = {
     "prediction": (),
     "web_search_options": (),
     "chat_template": (),
+    "prompt_embeds": (),
+    "logits_processors": ([],),
+}
+_ONLY_CHAT: Harmless = {
     "add_generation_prompt": (True,),
     "continue_final_message": (False,),
     "documents": ([],),
-    "prompt_embeds": (),
-    "truncate_prompt_tokens": (),
-    "skip_special_tokens": (True,),
-    "include_stop_str_in_output": (False,),
+    "chat_template_kwargs": ({},),
+    "top_logprobs": (0,),
 }
+_ONLY_COMPLETIONS: Harmless = {"echo": (False,)}
 
-PRIVATE_FIELDS = frozenset(
-    {
-        "prompt",
-        "messages",
-        "input",
-        "instructions",
-        "system",
-        "text",
-        "suffix",
-        "prediction",
-        "documents",
-        "tools",
-        "functions",
-        "chat_template",
-        "prompt_embeds",
-    }
-)
-"""Fields that carry what only client and model are to know."""
-
-_AtLeastOne = Annotated[int, msgspec.Meta(ge=1)]
+_Positive = Annotated[int, msgspec.Meta(ge=1)]
 _NotNegative = Annotated[int, msgspec.Meta(ge=0)]
+_NumLogprobs = Annotated[int, msgspec.Meta(ge=0, le=MOST_LOGPROBS)]
+_Penalty = Annotated[float, msgspec.Meta(ge=-2, le=2)]
+_Choices = Annotated[int, msgspec.Meta(ge=1, le=MAX_CHOICES)]
 
 
 class StreamOptions(msgspec.Struct, frozen=True):
-    """What a stream carries besides the answer."""
+    """What a stream carries besides the answer: the usage in a last chunk, and with that so far in each."""
 
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
 
 
 class GenerationBody(msgspec.Struct, frozen=True, kw_only=True):
-    """The fields that both routes share."""
+    """The fields that both routes share. From `user` on they are taken and change nothing."""
+
+    not_supported: ClassVar[Harmless] = NOT_SUPPORTED
 
     model: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    max_tokens: _AtLeastOne | None = None
-    max_completion_tokens: _AtLeastOne | None = None
+    n: _Choices | None = None
+    best_of: _Choices | None = None
+    max_tokens: _NotNegative | None = None
+    max_completion_tokens: _NotNegative | None = None
     min_tokens: _NotNegative | None = None
     temperature: Annotated[float, msgspec.Meta(ge=0, le=MAX_TEMPERATURE)] | None = None
     top_p: Annotated[float, msgspec.Meta(gt=0, le=1)] | None = None
     top_k: Annotated[int, msgspec.Meta(ge=-1)] | None = None
     min_p: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
     seed: Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)] | None = None
+    presence_penalty: _Penalty | None = None
+    frequency_penalty: _Penalty | None = None
+    repetition_penalty: Annotated[float, msgspec.Meta(gt=0, le=MAX_REPETITION_PENALTY)] | None = None
+    logit_bias: Annotated[dict[str, float], msgspec.Meta(max_length=MAX_BIASES)] | None = None
     ignore_eos: bool | None = None
     stop: str | Annotated[list[str], msgspec.Meta(max_length=MAX_STOP_STRINGS)] | None = None
     stop_token_ids: Annotated[list[_NotNegative], msgspec.Meta(max_length=MAX_STOP_TOKEN_IDS)] | None = None
-    cache_salt: str | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    prompt_logprobs: _NumLogprobs | None = None
     return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    truncate_prompt_tokens: Annotated[int, msgspec.Meta(ge=-1)] | None = None
+    add_special_tokens: bool | None = None
+    cache_salt: str | None = None
     priority: Annotated[int, msgspec.Meta(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] | None = None
     timeout: Annotated[float, msgspec.Meta(gt=0)] | None = None
+    twinpool: bool | None = None
+    user: str | None = None
+    metadata: dict[str, Any] | None = None
+    store: bool | None = None
+    service_tier: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+    request_id: str | None = None
+    spaces_between_special_tokens: bool | None = None
 
 
 class CompletionBody(GenerationBody, frozen=True, kw_only=True):
-    """The body of `/v1/completions`. A list around one prompt is taken for the prompt."""
+    """The body of `/v1/completions`."""
+
+    not_supported: ClassVar[Harmless] = {**NOT_SUPPORTED, **_ONLY_CHAT}
 
     prompt: str | list[str | _NotNegative | list[_NotNegative]]
-    add_special_tokens: bool | None = None
+    echo: bool | None = None
+    logprobs: _NumLogprobs | bool | None = None
 
 
 class ContentPart(msgspec.Struct, frozen=True):
@@ -125,6 +138,7 @@ class ContentPart(msgspec.Struct, frozen=True):
 
     type: str
     text: str | None = None
+    refusal: str | None = None
 
 
 class ChatMessage(msgspec.Struct, frozen=True):
@@ -132,28 +146,31 @@ class ChatMessage(msgspec.Struct, frozen=True):
 
     role: str
     content: str | list[ContentPart] | None = None
-    tool_calls: list[Any] | None = None
+    name: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    tool_calls: list[dict[str, Any]] | None = None
+    tool_call_id: str | None = None
 
 
 class ChatBody(GenerationBody, frozen=True, kw_only=True):
     """The body of `/v1/chat/completions`."""
 
+    not_supported: ClassVar[Harmless] = {**NOT_SUPPORTED, **_ONLY_COMPLETIONS}
+
     messages: Annotated[list[ChatMessage], msgspec.Meta(min_length=1)]
+    logprobs: bool | None = None
+    top_logprobs: _NumLogprobs | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    documents: list[dict[str, Any]] | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning_effort: str | None = None
+    verbosity: str | None = None
 
 
 Body = TypeVar("Body", bound=msgspec.Struct)
-
-_WRONG = re.compile(r"(?P<what>.*?)(?: - at `\$(?P<path>.*)`)?", re.DOTALL)
-_STEP = re.compile(r"\.(?P<key>[^.\[]+)|\[(?P<index>\d+)\]")
-_TYPE_NAMES = {
-    "int": "an integer",
-    "float": "a number",
-    "str": "a string",
-    "bool": "true or false",
-    "object": "an object",
-    "array": "a list",
-}
 
 
 def read_body(data: bytes, kind: type[Body]) -> Body:
@@ -162,6 +179,11 @@ def read_body(data: bytes, kind: type[Body]) -> Body:
     Raises:
         InvalidRequest: bad JSON, a wrong type or value, or a field that is not supported.
     """
+    return check_body(read_object(data), kind)
+
+
+def read_object(data: bytes) -> dict[str, Any]:
+    """Decodes one body's JSON object. Raises InvalidRequest if it is none."""
     try:
         raw = msgspec.json.decode(data)
     except (msgspec.MsgspecError, UnicodeDecodeError) as exc:
@@ -169,61 +191,28 @@ def read_body(data: bytes, kind: type[Body]) -> Body:
     except RecursionError as exc:
         raise InvalidRequest("the body is nested too deeply; send a flat JSON object") from exc
     if not isinstance(raw, dict):
-        raise InvalidRequest(f"the body is {_kind(raw)}; it must be a JSON object")
-    for field, harmless in NOT_SUPPORTED.items():
+        raise InvalidRequest(f"the body is {kind_of(raw)}; it must be a JSON object")
+    return raw
+
+
+def check_body(raw: dict[str, Any], kind: type[Body]) -> Body:
+    """Checks the fields of a body. Raises InvalidRequest."""
+    not_supported: Harmless = getattr(kind, "not_supported", {})
+    for field, harmless in not_supported.items():
         value = raw.get(field)
         if value is not None and not any(type(value) is type(same) and value == same for same in harmless):
             allowed = f" or set it to {' or '.join(map(shown, harmless))}" if harmless else ""
             message = (
-                f"{field} is {_shown_of(field, value)}, which is not supported yet; leave it out{allowed}"
+                f"{field} is {shown_of(field, value)}, which is not supported here; leave it out{allowed}"
             )
             raise InvalidRequest(message, param=field)
     try:
         return msgspec.convert(raw, kind)
     except msgspec.ValidationError as exc:
-        raise _sentence(str(exc), raw) from exc
+        raise sentence(str(exc), raw) from exc
 
 
-def shown(value: object) -> str:
-    """A value of the body as an error message quotes it: JSON, at most 80 characters."""
-    text = msgspec.json.encode(value).decode()
-    return text if len(text) <= 80 else f"{text[:77]}..."
-
-
-def _shown_of(field: str, value: object) -> str:
-    """The value of `field` as an error message may quote it: messages get logged, and prompts must not be."""
-    root = _STEP.split(f".{field}", maxsplit=1)[1]
-    return _kind(value) if root in PRIVATE_FIELDS else shown(value)
-
-
-def _kind(value: object) -> str:
-    """What a value is, without what it says; numbers, true, false and null as they are."""
-    match value:
-        case str():
-            return f"a string of {len(value)} characters"
-        case list():
-            return f"a list of {len(value)}" if value else "an empty list"
-        case dict():
-            return "an object"
-        case _:
-            return shown(value)
-
-
-def _sentence(error: str, raw: dict[str, Any]) -> InvalidRequest:
-    """msgspec's "Expected `int | null`, got `str` - at `$.seed`", in plain words and with the value."""
-    found = _WRONG.fullmatch(error)
-    what, path = (found["what"], found["path"] or "") if found else (error, "")
-    if what.startswith("Object missing required field"):
-        field = f"{path}.{what.split('`')[1]}".lstrip(".")
-        return InvalidRequest(f"{field} is missing; the request needs it", param=field)
-    value: Any = raw
-    for step in _STEP.finditer(path):
-        value = value[int(step["index"])] if step["index"] else value[step["key"]]
-    field = path.lstrip(".")
-    expected = (
-        what.removeprefix("Expected ").split(", got ")[0].replace("Number out of range", "a smaller number")
-    )
-    for types in re.findall(r"`([^`]*)`", expected):
-        names = [_TYPE_NAMES.get(name, name) for name in types.split(" | ") if name != "null"]
-        expected = expected.replace(f"`{types}`", " or ".join(names))
-    return InvalidRequest(f"{field} is {_shown_of(field, value)}; it must be {expected}", param=field)
+def ignored_fields(raw: Iterable[str], kind: type[msgspec.Struct]) -> tuple[str, ...]:
+    """Which of a body's fields this route has never heard of: nothing is done with them."""
+    known = {*kind.__struct_fields__, *getattr(kind, "not_supported", {})}
+    return tuple(field for field in raw if field not in known)

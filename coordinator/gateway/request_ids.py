@@ -22,6 +22,17 @@ REMEMBERED_IDS = 16_384
 _SANE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
 
 
+def is_sane(wanted: str) -> bool:
+    """Whether a client may call a request that."""
+    return _SANE_ID.fullmatch(wanted) is not None
+
+
+def numbered_id(request_id: str, number: int) -> str:
+    """What the coordinator calls choice `number` of a request that has several. No id that a client chooses has this
+    mark, so none meets another's choice."""
+    return f"{request_id}#{number}"
+
+
 def internal_id(tenant: Tenant, shown_id: str) -> str:
     """What the coordinator calls the request that `tenant` knows as `shown_id`."""
     return shown_id if tenant is ANYONE else f"{tenant.name}:{shown_id}"
@@ -32,7 +43,7 @@ class Claim:
     """A running request's hold on its id.
 
     `wanted` is the id that the client asked for, `shown_id` the one that it got. Once its `connection` is gone the
-    request is about to end, and another one with its id is no duplicate.
+    request is about to end, and another one with its id is no duplicate. It asks for `num_choices` answers.
     """
 
     tenant: Tenant
@@ -40,11 +51,19 @@ class Claim:
     shown_id: str
     connection: Connection
     is_cancelled: bool = False
+    num_choices: int = 1
 
     @property
     def request_id(self) -> str:
         """The internal id."""
         return internal_id(self.tenant, self.shown_id)
+
+    @property
+    def strand_ids(self) -> tuple[str, ...]:
+        """The internal ids of its choices: its own, if there is one, else numbered."""
+        if self.num_choices == 1:
+            return (self.request_id,)
+        return tuple(numbered_id(self.request_id, number) for number in range(self.num_choices))
 
     def check(self) -> None:
         """Raises RequestCancelled if it was cancelled before the coordinator heard of it."""
@@ -78,7 +97,7 @@ class RequestIds:
         Raises:
             DuplicateRequest: one that wanted the same id runs, and `is_duplicate_fine` does not say to go on.
         """
-        if wanted is None or not _SANE_ID.fullmatch(wanted):
+        if wanted is None or not is_sane(wanted):
             wanted = uuid.uuid4().hex
         key = internal_id(tenant, wanted)
         is_duplicate = not all(other.connection.is_gone for other in self._running.get(key, ()))

@@ -21,7 +21,7 @@ from twinpool.coordinator.tenants import Allowances, Tenant
 from twinpool.engine.chat_template import ChatTemplate
 from twinpool.engine.tokenizer import Tokenizer
 from twinpool.errors import NoWorker, RequestCancelled, RequestError, UnknownRequest
-from twinpool.request import FinishReason
+from twinpool.request import FinishReason, TokenLogprobs
 
 MODEL = "tiny"
 CORPUS = ["the quick brown fox jumps over the lazy dog and the capital of France is Paris " * 4]
@@ -70,6 +70,35 @@ def says(text: str, finish: FinishReason = FinishReason.STOP) -> Script:
         list(tokenizer.eos_token_ids) if finish is FinishReason.STOP else []
     )
     return lambda _: outputs(token_ids, range(len(token_ids)), finish)
+
+
+def logprobs_of(token_id: int, place: int, num_top: int) -> TokenLogprobs:
+    """How likely the scripted model holds a token that comes after `place` others: at every even place it is the
+    likeliest, else none of the likeliest."""
+    ids = [(token_id + 5 * rank) % tiny_tokenizer().vocab_size for rank in range(num_top + 1)]
+    values = [-rank / 4 - (token_id % 8) / 64 for rank in range(num_top + 1)]
+    likeliest = tuple(zip(ids, values, strict=True))
+    if place % 2 == 0:
+        return TokenLogprobs(values[0], likeliest[:num_top])
+    return TokenLogprobs(values[-1], tuple(zip(ids[1:], values, strict=False))[:num_top])
+
+
+def with_logprobs(step: Output, submission: Submission) -> Output:
+    """The output with the log probabilities that its request asks for."""
+    sampling, prompt = submission.sampling, submission.prompt_token_ids
+    if sampling.logprobs is not None and step.token_ids:
+        first = len(prompt) + step.first_index
+        step = step._replace(
+            logprobs=tuple(
+                logprobs_of(id_, first + i, sampling.logprobs) for i, id_ in enumerate(step.token_ids)
+            )
+        )
+    if sampling.prompt_logprobs is not None and step.token_ids and step.first_index == 0:
+        places = enumerate(prompt[1:], start=1)
+        step = step._replace(
+            prompt_logprobs=tuple(logprobs_of(id_, place, sampling.prompt_logprobs) for place, id_ in places)
+        )
+    return step
 
 
 class IdleConnection:
@@ -184,6 +213,7 @@ class ScriptedService:
             if isinstance(step, RequestError):
                 step = Output((), num_given, FinishReason.ERROR, step)
             assert isinstance(step, Output)
+            step = with_logprobs(step, submission)
             num_given += len(step.token_ids)
             if step.finish is not None:
                 self.ended.append(submission.request_id)

@@ -1,0 +1,192 @@
+"""The way of a generation request through the gateway, whichever route it came by: read, check, tokenize, submit.
+
+The life of a request here: a claim on its id (`request_ids`), its body (bounded, `request_body`), a checked request
+(`requests`, or what another route makes of its own body), token ids (`prompts`), and a reply that submits one strand
+per choice and carries their outputs to the client (`reply`, `strand`, `answer`, and the route's `Shape`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import re
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
+
+from fastapi import Request
+
+from twinpool.config import GatewayConfig
+from twinpool.coordinator.gateway.answer import Answer
+from twinpool.coordinator.gateway.body_errors import shown
+from twinpool.coordinator.gateway.cache_salts import CacheSalts
+from twinpool.coordinator.gateway.connection import CONNECTION
+from twinpool.coordinator.gateway.error_answers import REQUEST_ID
+from twinpool.coordinator.gateway.front import TENANT
+from twinpool.coordinator.gateway.meter import GatewayMeter
+from twinpool.coordinator.gateway.prompts import Prompt, PromptReader
+from twinpool.coordinator.gateway.reply import Reply
+from twinpool.coordinator.gateway.request_body import BodyReader
+from twinpool.coordinator.gateway.request_ids import Claim, RequestIds
+from twinpool.coordinator.gateway.requests import (
+    GenerationRequest,
+    check_token_ids,
+    kept_seed,
+    parse_timeout_header,
+)
+from twinpool.coordinator.gateway.shapes import Heading, Shape
+from twinpool.coordinator.gateway.strand import Strand
+from twinpool.coordinator.gateway.streamed_reply import StreamedReply
+from twinpool.coordinator.gateway.token_texts import TokenTexts
+from twinpool.coordinator.gateway.whole_reply import WholeReply
+from twinpool.coordinator.service import Service, Submission
+from twinpool.coordinator.tenants import Tenant
+from twinpool.engine.detokenizer import IncrementalDetokenizer
+from twinpool.engine.tokenizer import Tokenizer
+from twinpool.errors import DuplicateRequest, ModelNotFound
+from twinpool.metrics import GatewayMetric
+from twinpool.request import SamplingParams
+
+INLINE_BYTES = 64 << 10
+"""Bodies up to here are parsed on the event loop, in about a millisecond; longer ones in a thread."""
+WARNING_HEADER = "x-twinpool-warning"
+USAGE_HEADER = "x-twinpool-usage"
+MAX_WARNING_CHARS = 512
+
+Parse = Callable[[bytes], GenerationRequest]
+"""Reads and checks a body; raises InvalidRequest. It may run in a thread."""
+MakeShape = Callable[[Heading], Shape]
+"""Makes the writer of one request's answer."""
+
+
+class Generator:
+    """Serves generation requests of one model. Any route may use it, with a `Parse` and a `MakeShape` of its own."""
+
+    def __init__(
+        self,
+        service: Service,
+        tokenizer: Tokenizer,
+        model_name: str,
+        limits: GatewayConfig,
+        meter: GatewayMeter,
+    ) -> None:
+        self.model_name = model_name
+        self.ids = RequestIds()
+        self.bodies = BodyReader(limits)
+        self.prompts = PromptReader(tokenizer)
+        self.texts = TokenTexts(tokenizer)
+        self._service = service
+        self._tokenizer = tokenizer
+        self._limits = limits
+        self._meter = meter
+        self._salts = CacheSalts()
+
+    async def generate(self, request: Request, parse: Parse, make_shape: MakeShape) -> Reply:
+        """The reply to a generation request. It submits the request when it runs.
+
+        Raises:
+            RequestError: the request is refused.
+        """
+        tenant: Tenant = request.scope[TENANT]
+        with ExitStack() as held:
+            claim = self._claim(request, tenant)
+            held.callback(self.ids.release, claim)
+            request.scope[REQUEST_ID] = claim.shown_id
+            reply = await self._prepare(request, claim, parse, make_shape)
+            reply.held = held.pop_all()
+        return reply
+
+    def check_model(self, name: str | None) -> None:
+        """Raises ModelNotFound if a request names a model that is not this one."""
+        if name not in (None, self.model_name):
+            raise ModelNotFound(
+                f"the model {shown(name)} is not served here; use {self.model_name!r}", param="model"
+            )
+
+    def _claim(self, request: Request, tenant: Tenant) -> Claim:
+        headers = request.headers
+        is_duplicate_fine = headers.get("x-allow-duplicate", "").lower() == "true"
+        try:
+            return self.ids.claim(
+                tenant,
+                headers.get("x-request-id"),
+                request.scope[CONNECTION],
+                is_duplicate_fine=is_duplicate_fine,
+            )
+        except DuplicateRequest:
+            request.scope[REQUEST_ID] = headers["x-request-id"]
+            self._meter.count(GatewayMetric.DUPLICATES)
+            raise
+
+    async def _prepare(self, request: Request, claim: Claim, parse: Parse, make_shape: MakeShape) -> Reply:
+        """Reads, checks and tokenizes the request; the reply submits it."""
+        service = self._service
+        received_at = service.now()
+        header_timeout_s = parse_timeout_header(request.headers.get("x-request-timeout"))
+        with self.bodies.reading() as body:
+            raw = await body.read(request)
+            wanted = parse(raw) if len(raw) <= INLINE_BYTES else await asyncio.to_thread(parse, raw)
+            if request.headers.get(USAGE_HEADER, "").lower() in ("1", "true"):
+                wanted = replace(wanted, wants_facts=True, include_usage=wanted.stream)
+            self.check_model(wanted.model)
+            self._check_ids(wanted)
+            validated_at = service.now()
+            service.knock(claim.request_id, claim.tenant, wanted.priority)
+            prompts = await self.prompts.read(wanted, service.max_model_len)
+        timeout_s = min(header_timeout_s, wanted.timeout_s)
+        claim.num_choices = wanted.n * len(prompts)
+        submission = partial(
+            Submission,
+            received_at=received_at,
+            validated_at=validated_at,
+            tokenized_at=service.now(),
+            cache_salt=self._salts.salt(claim.tenant, wanted.cache_salt),
+            tenant=claim.tenant,
+            priority=wanted.priority,
+            deadline=None if timeout_s == math.inf else received_at + timeout_s,
+            num_choices=claim.num_choices,
+        )
+        heading = Heading(claim.shown_id, self.model_name, int(time.time()), wanted, prompts, self.texts)
+        choices = zip(claim.strand_ids, self._choices(wanted, prompts), strict=True)
+        strands = [
+            Strand(
+                service,
+                submission(request_id=id_, prompt_token_ids=token_ids, sampling=sampling),
+                self._answer(wanted),
+            )
+            for id_, (token_ids, sampling) in choices
+        ]
+        return (StreamedReply if wanted.stream else WholeReply)(
+            strands,
+            make_shape(heading),
+            heading,
+            self._limits,
+            claim,
+            {WARNING_HEADER: _header_text(wanted.warnings)} if wanted.warnings else None,
+        )
+
+    def _check_ids(self, wanted: GenerationRequest) -> None:
+        vocab_size = self._tokenizer.vocab_size
+        check_token_ids("stop_token_ids", wanted.stop_token_ids, vocab_size)
+        check_token_ids("logit_bias", (token_id for token_id, _ in wanted.logit_bias), vocab_size)
+
+    def _choices(
+        self, wanted: GenerationRequest, prompts: Sequence[Prompt]
+    ) -> Iterator[tuple[tuple[int, ...], SamplingParams]]:
+        """Token ids and sampling parameters of each choice. The seeds of a prompt's choices follow each other."""
+        for prompt in prompts:
+            sampling = wanted.sampling(len(prompt.token_ids), self._service.max_model_len)
+            for number in range(wanted.n):
+                yield prompt.token_ids, replace(sampling, seed=kept_seed(sampling.seed + number))
+
+    def _answer(self, wanted: GenerationRequest) -> Answer:
+        detokenizer = IncrementalDetokenizer(self._tokenizer, wanted.skips_special_tokens)
+        return Answer(detokenizer, wanted.rules)
+
+
+def _header_text(warnings: Sequence[str]) -> str:
+    """The warnings as a header can have them: printable ASCII, and not for ever."""
+    text = re.sub(r"[^ -~]", "?", "; ".join(warnings))
+    return text if len(text) <= MAX_WARNING_CHARS else f"{text[: MAX_WARNING_CHARS - 3]}..."

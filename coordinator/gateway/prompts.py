@@ -1,0 +1,96 @@
+"""Prompts as token ids: long ones are tokenized in a thread, and none that could not fit."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from twinpool.coordinator.gateway.conversations import Conversation
+from twinpool.coordinator.gateway.requests import GenerationRequest, WrittenPrompt, check_token_ids
+from twinpool.engine.tokenizer import Tokenizer
+from twinpool.errors import ContextLengthExceeded, InvalidRequest
+
+INLINE_CHARS = 4096
+"""Texts up to here are tokenized on the event loop, in about a millisecond; longer ones in a thread."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One prompt. `text` is what its client wrote, if its tokens are those of all of it; else None."""
+
+    token_ids: tuple[int, ...]
+    text: str | None = None
+
+
+class PromptReader:
+    """Tokenizes with one model's tokenizer."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._longest_token = tokenizer.longest_token
+
+    async def read(self, wanted: GenerationRequest, context: int) -> tuple[Prompt, ...]:
+        """The prompts of a request, each of at least one token; in a context of `context` tokens.
+
+        Raises:
+            ContextLengthExceeded: one is longer than the context, or its text than any that the context could hold.
+            InvalidRequest: one is empty or has ids that are none, or the chat template refuses the messages.
+        """
+        for prompt in wanted.prompts:
+            self._check(prompt, wanted, context)
+        if sum(map(_num_chars, wanted.prompts)) <= INLINE_CHARS:
+            return self._read(wanted, context)
+        return await asyncio.to_thread(self._read, wanted, context)
+
+    def _check(self, prompt: WrittenPrompt, wanted: GenerationRequest, context: int) -> None:
+        if isinstance(prompt, tuple):
+            check_token_ids("prompt", prompt, self._tokenizer.vocab_size)
+        elif isinstance(prompt, Conversation) and len(prompt.messages) > context:
+            # A template is rendered in Python, about 100,000 messages in a second: not those that cannot fit.
+            message = (
+                f"there are {len(prompt.messages)} messages; {context} tokens hold fewer, so leave some out"
+            )
+            raise ContextLengthExceeded(message, param=wanted.prompt_field)
+
+    def _read(self, wanted: GenerationRequest, context: int) -> tuple[Prompt, ...]:
+        return tuple(self._read_one(prompt, wanted, context) for prompt in wanted.prompts)
+
+    def _read_one(self, written: WrittenPrompt, wanted: GenerationRequest, context: int) -> Prompt:
+        prompt = self._tokenized(written, wanted, context)
+        if not prompt.token_ids:
+            raise InvalidRequest("prompt is empty; send at least one token", param=wanted.prompt_field)
+        kept = wanted.kept_tokens(context)
+        if kept is not None and len(prompt.token_ids) > kept:
+            prompt = Prompt(prompt.token_ids[-kept:])
+        if len(prompt.token_ids) > context:
+            found = (
+                f"the prompt has {len(prompt.token_ids)} tokens; the model's context is {context}: shorten it"
+            )
+            raise ContextLengthExceeded(found, param=wanted.prompt_field)
+        return prompt
+
+    def _tokenized(self, written: WrittenPrompt, wanted: GenerationRequest, context: int) -> Prompt:
+        if isinstance(written, tuple):
+            return Prompt(written)
+        text = written.render(self._tokenizer) if isinstance(written, Conversation) else written
+        # Tokenizing takes about a second per million characters: not for a text that cannot fit.
+        if len(text) > context * self._longest_token:
+            message = f"the prompt has {len(text)} characters; {context} tokens hold less, so shorten it"
+            raise ContextLengthExceeded(message, param=wanted.prompt_field)
+        return Prompt(tuple(self._tokenizer.encode(text, wanted.add_special_tokens)), text)
+
+
+def total_tokens(prompts: Sequence[Prompt]) -> int:
+    """Tokens of all prompts together."""
+    return sum(len(prompt.token_ids) for prompt in prompts)
+
+
+def _num_chars(prompt: WrittenPrompt) -> int:
+    match prompt:
+        case str():
+            return len(prompt)
+        case Conversation():
+            return prompt.num_chars
+        case _:
+            return 0

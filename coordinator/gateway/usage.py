@@ -1,0 +1,59 @@
+"""How many tokens a request took, and what became of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from twinpool.coordinator.service import RequestFacts
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens of all prompts (each once, however many answers it gets) and of all answers.
+
+    `firsts` are the facts of each prompt's first answer, which computed the prompt; `all_facts` those of every answer.
+    Both are empty if they are not known (any more), or while the answers go on.
+    """
+
+    num_prompt: int
+    num_output: int
+    firsts: Sequence[RequestFacts] = ()
+    all_facts: Sequence[RequestFacts] = ()
+
+    @property
+    def num_cached(self) -> int | None:
+        """Of the prompts' tokens those that were found in a prefix cache; None if that is not known."""
+        return sum(facts.num_cached_tokens for facts in self.firsts) if self.firsts else None
+
+    def as_json(self, *, with_facts: bool = False) -> dict[str, Any]:
+        """The `usage` object as OpenAI has it; `with_facts` adds our own block."""
+        usage: dict[str, Any] = {
+            "prompt_tokens": self.num_prompt,
+            "completion_tokens": self.num_output,
+            "total_tokens": self.num_prompt + self.num_output,
+        }
+        if (cached := self.num_cached) is not None:
+            usage["prompt_tokens_details"] = {"cached_tokens": cached}
+        if with_facts and self.all_facts:
+            usage["twinpool"] = self._facts_json()
+        return usage
+
+    def _facts_json(self) -> dict[str, Any]:
+        """Times are the longest of any answer, as they all ran at once; tokens transferred and resumes add up."""
+        every = self.all_facts
+        return {
+            "queue_ms": _ms(max(facts.queue_s for facts in every)),
+            "prefill_ms": _ms(max(facts.prefill_s for facts in every)),
+            "transfer_ms": _ms(max(facts.transfer_s for facts in every)),
+            "decode_ms": _ms(max(facts.decode_s for facts in every)),
+            "computed_tokens": sum(facts.num_computed_tokens for facts in self.firsts),
+            "cached_tokens": self.num_cached,
+            "transferred_tokens": sum(facts.num_transferred_tokens for facts in every),
+            "resumed": sum(facts.num_resumed for facts in every),
+        }
+
+
+def _ms(seconds: float) -> float:
+    return round(seconds * 1000, 3)
