@@ -34,10 +34,16 @@ ANSWER_LIMIT_S = 20.0
 """For an answer of the process, which ends itself after a second of CPU time."""
 _PROCESS = "twinpool.engine.grammar_process"
 _READ_BYTES = 1 << 16
+_REASONS = {
+    -signal.SIGSEGV: "it is nested too deeply; simplify it",
+    -signal.SIGPROF: "compiling it takes too long; simplify it",
+    -signal.SIGABRT: "compiling it takes too much memory; simplify it",
+}
+"""Of grammars over which the process ended with such a status."""
 
 
 class GrammarChecks:
-    """One model's. Whoever drops it ends its process."""
+    """One model's. Closing it, or dropping it, ends its process."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -77,6 +83,12 @@ class GrammarChecks:
             raise InvalidRequest(f"{field} cannot be used: {error}", param=field)
         return grammar
 
+    def close(self) -> None:
+        """Ends the process; nothing may be asked any more."""
+        self._executor.shutdown(cancel_futures=True)
+        if self._process is not None:
+            self._process.end()
+
     def _forget_waiting(self, asked: asyncio.Future[tuple[Grammar, str]]) -> None:
         self._num_waiting -= 1
         if not asked.cancelled():
@@ -96,10 +108,12 @@ class GrammarChecks:
         try:
             checked, error = self._process.ask(grammar)
         except _Lost as exc:
-            self._process, checked, error = None, grammar, str(exc)
-        if (
-            grammar.kind is not GrammarKind.GBNF or error
-        ):  # what GBNF is in Lark would have to be remembered too
+            self._process = None
+            if exc.status not in _REASONS:  # somebody else ended it
+                return grammar, str(exc)
+            checked, error = grammar, str(exc)
+        # What GBNF is in Lark would have to be remembered too.
+        if error or grammar.kind is not GrammarKind.GBNF:
             self._remembered[digest] = error
             if len(self._remembered) > MOST_REMEMBERED:
                 self._remembered.popitem(last=False)
@@ -107,11 +121,16 @@ class GrammarChecks:
 
 
 class _Lost(Exception):
-    """The process ended over a grammar; says why that cannot be used."""
+    """The process ended over a grammar, with `status`; says why that cannot be used."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__(_REASONS.get(status, "compiling it takes too much; simplify it"))
+        self.status = status
 
 
 class _Process:
-    """One that runs; `refusal` says why it can do nothing for this model, or is empty. One thread uses it."""
+    """One that runs until `end`; `refusal` says why it can do nothing for this model, or is empty. One thread uses
+    it."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         """Starts it. Raises RequestFailed if that does not work."""
@@ -128,7 +147,7 @@ class _Process:
             )
         except OSError as exc:
             raise RequestFailed(f"the process that compiles grammars cannot be started: {exc}") from exc
-        self._end = weakref.finalize(self, _end, self._process)
+        self.end = weakref.finalize(self, _end, self._process)
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._stdin: IO[bytes] = self._process.stdin
@@ -141,10 +160,8 @@ class _Process:
         try:
             self.refusal = self._exchange(setup)["error"]
         except _Lost as exc:
-            status = self._process.returncode
-            raise RequestFailed(
-                f"the process that compiles grammars does not run: it ended with {status}"
-            ) from exc
+            message = f"the process that compiles grammars does not run: it ended with {exc.status}"
+            raise RequestFailed(message) from exc
 
     def ask(self, grammar: Grammar) -> tuple[Grammar, str]:
         """The grammar as workers take it, or the same one and why it cannot be used. Raises _Lost."""
@@ -162,21 +179,11 @@ class _Process:
         while not line.endswith(b"\n"):
             piece = os.read(self._stdout.fileno(), _READ_BYTES) if poll.poll(ANSWER_LIMIT_S * 1e3) else b""
             if not piece:
-                self._end()
-                raise _Lost(_why_lost(self._process.returncode))
+                self.end()
+                raise _Lost(self._process.returncode)
             line += piece
         answer: dict[str, str] = json.loads(line)
         return answer
-
-
-def _why_lost(status: int) -> str:
-    match -status:
-        case signal.SIGSEGV:
-            return "it is nested too deeply; simplify it"
-        case signal.SIGPROF:
-            return "compiling it takes too long; simplify it"
-        case _:
-            return "compiling it takes too much; simplify it"
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -1,0 +1,137 @@
+"""The process that compiles clients' grammars first: what passes, what is refused, and that it may be lost."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+from collections.abc import AsyncIterator
+
+import psutil
+import pytest
+from support.gateway import tiny_tokenizer
+from support.made_tokenizers import byte_level
+from support.server import wait_for
+
+from twinpool.coordinator.gateway import grammar_checks
+from twinpool.coordinator.gateway.grammar_checks import GrammarChecks
+from twinpool.coordinator.gateway.structured import Constraint
+from twinpool.engine.tokenizer import Tokenizer
+from twinpool.errors import InvalidRequest, QueueFull, RequestFailed
+from twinpool.request import Grammar, GrammarKind
+
+FINE = Grammar(GrammarKind.JSON_SCHEMA, '{"type": "object"}')
+WRONG = Grammar(GrammarKind.JSON_SCHEMA, '{"type": "thing"}')
+ENDLESS = Grammar(
+    GrammarKind.JSON_SCHEMA,
+    json.dumps({"allOf": [{"type": "string", "pattern": f"a{i}b"} for i in range(100)]}),
+)
+"""To find out whether a text matches all of these takes for ever."""
+LEVELS = 5000
+DEEP = Grammar(
+    GrammarKind.JSON_SCHEMA,
+    json.dumps(
+        {
+            "$ref": "#/$defs/level0",
+            "$defs": {f"level{i}": {"items": {"$ref": f"#/$defs/level{i + 1}"}} for i in range(LEVELS)}
+            | {f"level{LEVELS}": {}},
+        }
+    ),
+)
+"""What follows these references overflows the stack."""
+
+
+def processes() -> list[psutil.Process]:
+    """The processes of all checks in this one."""
+    return [child for child in psutil.Process().children() if "grammar_process" in " ".join(child.cmdline())]
+
+
+@pytest.fixture
+async def checks() -> AsyncIterator[GrammarChecks]:
+    """New ones, whose process is gone when the test ends."""
+    made = GrammarChecks(tiny_tokenizer())
+    yield made
+    made.close()
+    assert processes() == []
+
+
+async def refusal(checks: GrammarChecks, grammar: Grammar) -> str:
+    with pytest.raises(InvalidRequest) as refused:
+        await checks.checked(Constraint(grammar, "guided_json"))
+    assert refused.value.param == "guided_json"
+    return refused.value.message
+
+
+async def test_a_grammar_passes_or_is_refused_with_its_field_and_the_reason(checks: GrammarChecks) -> None:
+    assert processes() == [], "it is started before anybody asks"
+    assert await checks.checked(Constraint(FINE, "response_format")) == FINE
+    assert await refusal(checks, WRONG) == "guided_json cannot be used: Invalid type: thing"
+    gbnf = Grammar(GrammarKind.GBNF, 'root ::= "a"')
+    plain = await checks.checked(Constraint(gbnf, "guided_grammar"))
+    assert (plain.kind, 'start: "a"' in plain.source) == (GrammarKind.LARK, True)
+    assert len(processes()) == 1
+
+
+async def test_one_that_takes_too_much_is_refused_and_the_next_one_passes(checks: GrammarChecks) -> None:
+    assert "nested too deeply" in await refusal(checks, DEEP)
+    assert "takes too long" in await refusal(checks, ENDLESS)
+    assert processes() == []
+    for again in (DEEP, ENDLESS):
+        await refusal(checks, again)
+    assert processes() == [], "it was asked again what it is known to be lost to"
+    assert await checks.checked(Constraint(FINE, "guided_json")) == FINE
+
+
+async def test_many_that_come_at_once_are_all_answered(checks: GrammarChecks) -> None:
+    several = [Grammar(GrammarKind.REGEX, f"{'(' * (i % 2)}a{i % 7}") for i in range(40)]
+    answers = await asyncio.gather(
+        *(checks.checked(Constraint(grammar, "guided_regex")) for grammar in several), return_exceptions=True
+    )
+    for grammar, answer in zip(several, answers, strict=True):
+        assert answer == grammar or ("(" in grammar.source and isinstance(answer, InvalidRequest))
+
+
+async def test_more_than_may_wait_are_told_to_come_again(
+    checks: GrammarChecks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grammar_checks, "MOST_WAITING", 1)
+    first = asyncio.ensure_future(checks.checked(Constraint(FINE, "guided_json")))
+    await asyncio.sleep(0)
+    with pytest.raises(QueueFull, match="wait to be compiled"):
+        await checks.checked(Constraint(WRONG, "guided_json"))
+    assert await first == FINE
+    await refusal(checks, WRONG)
+
+
+async def test_a_client_that_leaves_takes_nothing_from_others(checks: GrammarChecks) -> None:
+    leaving = asyncio.ensure_future(checks.checked(Constraint(WRONG, "guided_json")))
+    await asyncio.sleep(0)
+    leaving.cancel()
+    assert await checks.checked(Constraint(FINE, "guided_json")) == FINE
+    assert await refusal(checks, WRONG) == "guided_json cannot be used: Invalid type: thing"
+    assert leaving.cancelled()
+
+
+async def test_whoever_drops_them_ends_their_process() -> None:
+    checks = GrammarChecks(tiny_tokenizer())
+    await checks.checked(Constraint(FINE, "guided_json"))
+    assert len(processes()) == 1
+    del checks
+    wait_for("the process ends", lambda: not gc.collect() and not processes())
+
+
+async def test_a_model_without_an_end_is_told_of_each_time_and_started_for_once() -> None:
+    checks = GrammarChecks(Tokenizer(byte_level(), (), None))
+    for _ in range(2):
+        assert "no token that ends an answer" in await refusal(checks, FINE)
+    checks.close()
+
+
+async def test_a_process_that_cannot_run_is_no_fault_of_the_client(
+    checks: GrammarChecks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grammar_checks, "_PROCESS", "twinpool.no_such_module")
+    with pytest.raises(RequestFailed, match="does not run"):
+        await checks.checked(Constraint(FINE, "guided_json"))
+    monkeypatch.undo()
+    assert await checks.checked(Constraint(FINE, "guided_json")) == FINE
