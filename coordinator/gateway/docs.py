@@ -1,71 +1,187 @@
-"""What `/openapi.json` says beyond what the routes' signatures do."""
+"""The OpenAPI document: made of the routes as they are mounted, and of what each says of itself as an `Operation`.
+
+Nothing here checks a request: what is checked are the bodies' structs, of which the document has the schemas.
+"""
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from http import HTTPMethod
 from typing import Any
 
 import msgspec
 from fastapi import FastAPI
-from fastapi.openapi.utils import get_openapi
+from starlette.routing import Route
 
-from twinpool.coordinator.gateway.bodies import GenerationBody
-from twinpool.coordinator.gateway.front import OPEN_PATHS
+from twinpool.coordinator.gateway.documented_answers import (
+    ANSWERS,
+    HEADERS,
+    PARAMETERS,
+    SCHEMAS,
+    STATUSES,
+    STREAM,
+    generation_headers,
+    headers_of,
+)
+from twinpool.coordinator.gateway.front import METRICS_PATH, OPEN_PATHS
+from twinpool.coordinator.gateway.messages_api.errors import speaks_messages
 
-_HEADERS = {
-    "X-Request-Id": "Names the request: 1 to 128 letters, digits, '.', '_', ':' or '-'. One that a running request of "
-    "yours has is refused with 409.",
-    "X-Allow-Duplicate": "`true`: run it all the same, under the id with a suffix.",
-    "X-Request-Timeout": "Seconds from now in which the answer must be complete; waiting counts. The smaller of this "
-    "and the body's `timeout` holds.",
-}
-_ANSWERS = {
-    "400": "A field has a wrong type or value; `error.param` names it.",
-    "401": "The API key is missing or unknown.",
-    "404": "The model is not served here.",
-    "408": "The body came too slowly.",
-    "409": "A request of yours with this id is running.",
-    "413": "The body is too long.",
-    "429": "Not now: `Retry-After` (seconds) and `retry-after-ms` say when.",
-    "499": "Cancelled.",
-    "503": "A pool has no worker.",
-    "504": "Accepted, and not complete in time.",
-}
-
-
-def generation_schema(body: type[GenerationBody]) -> dict[str, Any]:
-    """The OpenAPI entry of a route that generates from such a body."""
-    _, components = msgspec.json.schema_components([body])
-    definitions = {name: component for name, component in components.items() if name != body.__name__}
-    schema = {**components[body.__name__], "$defs": definitions}
-    return {
-        "parameters": [
-            {
-                "name": name,
-                "in": "header",
-                "required": False,
-                "description": text,
-                "schema": {"type": "string"},
-            }
-            for name, text in _HEADERS.items()
-        ],
-        "requestBody": {"required": True, "content": {"application/json": {"schema": schema}}},
-        "responses": {status: {"description": text} for status, text in _ANSWERS.items()},
-    }
+VERSION = "3.1.0"
+_KEY = "twinpool"
+_SCHEMAS = "#/components/schemas/"
+_JSON = "application/json"
+_OF_EVERY_ROUTE = (400, 408, 431, 500, 503)
+"""What any request may get: it is no HTTP, comes too slowly, has too large a head, meets a bug, or one connection too
+many."""
+_OF_A_BODY = (404, 413, 429)
+_OF_A_GENERATION = (409, 499, 504)
 
 
-def describe_keys(app: FastAPI) -> None:
-    """Says which routes need an API key."""
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """What the document says of a route beyond its path and its handler's docstring: the struct of its body, and
+    whether it `generates`, so that it has an id, waits for workers and may be streamed."""
+
+    body: type[msgspec.Struct] | None = None
+    generates: bool = False
+
+
+def generation_schema(body: type[msgspec.Struct]) -> dict[str, Any]:
+    """The `openapi_extra` of a route that generates from such a body."""
+    return {_KEY: Operation(body, generates=True)}
+
+
+def body_schema(body: type[msgspec.Struct]) -> dict[str, Any]:
+    """The `openapi_extra` of a route that reads such a body and answers at once."""
+    return {_KEY: Operation(body)}
+
+
+def describe(app: FastAPI, *, needs_key: bool, metrics_open: bool) -> None:
+    """Has `app` serve this document of the routes that it has when it is first asked."""
+    open_paths = OPEN_PATHS | {METRICS_PATH} if metrics_open else OPEN_PATHS
 
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:
-            schema = get_openapi(title=app.title, version=app.version, routes=app.routes)
-            schema.setdefault("components", {})["securitySchemes"] = {
-                "key": {"type": "http", "scheme": "bearer"}
-            }
-            for path, methods in schema["paths"].items():
-                for method in methods.values():
-                    method["security"] = [] if path in OPEN_PATHS else [{"key": []}]
-            app.openapi_schema = schema
+            app.openapi_schema = document(app, open_paths if needs_key else None)
         return app.openapi_schema
 
     app.openapi = openapi  # type: ignore[method-assign]  # the way that FastAPI documents
+
+
+def document(app: FastAPI, open_paths: Collection[str] | None) -> dict[str, Any]:
+    """The document. `open_paths` need no key, all others do; None: no path does."""
+    routes = [route for route in app.routes if isinstance(route, Route) and route.include_in_schema]
+    operations = [(route, _operation(route)) for route in routes if route.path not in _OF_THE_DOCS]
+    bodies = list(dict.fromkeys(op.body for _, op in operations if op.body is not None))
+    schemas, components = msgspec.json.schema_components(bodies, ref_template=_SCHEMAS + "{name}")
+    schema_of = dict(zip(bodies, schemas, strict=True))
+    paths: dict[str, dict[str, Any]] = {}
+    errors: dict[str, Any] = {}
+    for route, op in operations:
+        needs_key = open_paths is not None and route.path not in open_paths
+        described = _described(route, op, schema_of, needs_key)
+        for status in _statuses(route, op, needs_key):
+            name = f"{'Messages' if speaks_messages(route.path) else ''}Error{status}"
+            errors[name] = _error(status, is_messages=speaks_messages(route.path))
+            described["responses"].setdefault(str(status), {"$ref": f"#/components/responses/{name}"})
+        if open_paths is not None:
+            described["security"] = [{"key": []}, {"x-api-key": []}] if needs_key else []
+        for method in sorted(_methods(route)):
+            id_ = f"{method}_{route.name}"
+            paths.setdefault(_path(route), {})[method] = {"operationId": id_, **described}
+    made: dict[str, Any] = {
+        "openapi": VERSION,
+        "info": {"title": app.title, "version": app.version, "license": {"name": "Apache-2.0"}},
+        "paths": paths,
+        "components": {"schemas": {**components, **SCHEMAS}, "responses": errors, "headers": HEADERS},
+    }
+    if open_paths is not None:
+        made["components"]["securitySchemes"] = {
+            "key": {"type": "http", "scheme": "bearer"},
+            "x-api-key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+        }
+    return made
+
+
+_OF_THE_DOCS = frozenset({"/docs", "/openapi.json", "/docs/oauth2-redirect"})
+
+
+def _operation(route: Route) -> Operation:
+    operation: Operation = (getattr(route, "openapi_extra", None) or {}).get(_KEY, Operation())
+    return operation
+
+
+def _methods(route: Route) -> list[str]:
+    return [method.lower() for method in route.methods or () if method != HTTPMethod.HEAD]
+
+
+def _path(route: Route) -> str:
+    """Without how its parameters are matched."""
+    return route.path_format
+
+
+def _statuses(route: Route, op: Operation, needs_key: bool) -> list[int]:
+    """Besides 200."""
+    found = {*_OF_EVERY_ROUTE}
+    if route.param_convertors:
+        found.add(404)
+    if op.body is not None:
+        found.update(_OF_A_BODY)
+    if op.generates:
+        found.update(_OF_A_GENERATION)
+    if needs_key:
+        found.add(401)
+        if route.path == METRICS_PATH:
+            found.add(403)
+    return sorted(found)
+
+
+def _described(
+    route: Route, op: Operation, schema_of: Mapping[Any, dict[str, Any]], needs_key: bool
+) -> dict[str, Any]:
+    text = inspect.getdoc(route.endpoint) or ""
+    summary, _, rest = text.partition("\n\n")
+    parameters = [
+        {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+        for name in route.param_convertors
+    ]
+    media, answer = ANSWERS.get(_path(route), (_JSON, {"type": "object"}))
+    content = {media: {"schema": answer}}
+    described: dict[str, Any] = {"summary": " ".join(summary.split())}
+    if rest:
+        described["description"] = rest
+    ok: dict[str, Any] = {"description": "Done.", "content": content, "headers": headers_of(200)}
+    if op.generates:
+        parameters += PARAMETERS
+        content["text/event-stream"] = {"schema": STREAM}
+        ok["description"] = "The answer: whole, or with `stream` as server-sent events."
+        ok["headers"] = generation_headers(200, has_quotas=needs_key)
+    if op.body is not None:
+        described["requestBody"] = {"required": True, "content": {_JSON: {"schema": schema_of[op.body]}}}
+    return {**described, "parameters": parameters, "responses": {"200": ok, **_own_unavailable(route)}}
+
+
+def _own_unavailable(route: Route) -> dict[str, Any]:
+    """Probes say with 503 what is wrong, in the shape of their 200."""
+    if route.path not in ("/health", "/ready"):
+        return {}
+    error = {"$ref": f"{_SCHEMAS}Error"}
+    either = {"anyOf": [ANSWERS[route.path][1], error]}
+    return {
+        "503": {
+            "description": "It is not.",
+            "content": {_JSON: {"schema": either}},
+            "headers": headers_of(503),
+        }
+    }
+
+
+def _error(status: int, *, is_messages: bool) -> dict[str, Any]:
+    schema = {"$ref": f"{_SCHEMAS}{'MessagesError' if is_messages else 'Error'}"}
+    return {
+        "description": STATUSES[status],
+        "content": {_JSON: {"schema": schema}},
+        "headers": headers_of(status),
+    }

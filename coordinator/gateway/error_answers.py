@@ -10,13 +10,18 @@ from http import HTTPStatus
 from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
+from starlette.types import Scope
 
 from twinpool.coordinator.gateway.messages_api.errors import messages_error_json, speaks_messages
+from twinpool.coordinator.gateway.methods import methods_of
 from twinpool.coordinator.gateway.shapes import error_json
-from twinpool.errors import BodyTooLarge, RequestError, RequestFailed, TryLater, Unauthorized
+from twinpool.errors import BodyTooLarge, NoWorker, RequestError, RequestFailed, TryLater, Unauthorized
 
 REQUEST_ID = "twinpool.request_id"
 """Where a request's scope holds the id that its client knows it by."""
+
+NO_WORKER_S = 5
+"""When to come back if a pool has no worker: one that was lost is there again in about so many seconds."""
 
 
 class HttpError(RequestError):
@@ -35,6 +40,8 @@ def error_headers(error: RequestError) -> dict[str, str]:
             # Whole seconds for everybody; the openai client prefers the exact milliseconds.
             milliseconds = max(1, math.ceil(wait_s * 1000))
             return {"retry-after": str(math.ceil(milliseconds / 1000)), "retry-after-ms": str(milliseconds)}
+        case NoWorker():
+            return {"retry-after": str(NO_WORKER_S)}
         case Unauthorized():
             return {"www-authenticate": "Bearer"}
         case BodyTooLarge() | HttpError(status=HTTPStatus.REQUEST_TIMEOUT):
@@ -63,11 +70,10 @@ def error_response(
 
 
 def add_error_handlers(app: FastAPI) -> None:
-    """Has `app` answer every exception in the shape of its route."""
+    """Has `app` answer what is raised on purpose in the shape of its route; `Manners` answers the rest."""
     app.add_exception_handler(RequestError, _answer_request_error)
     app.add_exception_handler(HTTPException, _answer_http_error)
     app.add_exception_handler(ClientDisconnect, _answer_nobody)
-    app.add_exception_handler(Exception, _answer_bug)
 
 
 async def _answer_request_error(request: Request, error: Exception) -> Response:
@@ -77,23 +83,34 @@ async def _answer_request_error(request: Request, error: Exception) -> Response:
 
 async def _answer_http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    where = f"{request.method} {request.url.path}"
-    allowed = (error.headers or {}).get("Allow", "")
+    scope = request.scope
     match error.status_code:
-        case 404:
-            message = f"{where} is no route of this server; GET /docs lists them"
-        case 405:
-            message = f"{where} is not allowed; use {allowed}"
+        case HTTPStatus.NOT_FOUND:
+            return no_such_route(scope)
+        case HTTPStatus.METHOD_NOT_ALLOWED:
+            headers = {"allow": ", ".join(methods_of(request.app.routes, scope))}
+            message = f"{_asked(scope)} is not allowed; use {headers['allow']}"
         case _:
-            message = f"{where}: {error.detail}"
-    failure = HttpError(message, error.status_code)
-    return error_response(failure, headers=error.headers, path=request.url.path)
+            headers = dict(error.headers or {})
+            message = f"{_asked(scope)}: {error.detail}"
+    return error_response(HttpError(message, error.status_code), headers=headers, path=scope["path"])
+
+
+def no_such_route(scope: Scope) -> Response:
+    """The answer where no route has the path."""
+    message = f"{_asked(scope)} is no route of this server; GET /docs lists them"
+    return error_response(HttpError(message, HTTPStatus.NOT_FOUND), path=scope["path"])
+
+
+def bug_response(error: Exception, scope: Scope) -> Response:
+    """The answer where something was raised that should not have been. Its words are not told."""
+    message = f"the server failed with {type(error).__name__}; this is a bug in Twinpool, see its log"
+    return error_response(RequestFailed(message), scope.get(REQUEST_ID), path=scope["path"])
+
+
+def _asked(scope: Scope) -> str:
+    return f"{scope['method']} {scope['path']}"
 
 
 async def _answer_nobody(_request: Request, _error: Exception) -> Response:
     return Response(status_code=400)  # the client left while sending its body: nothing reads this
-
-
-async def _answer_bug(request: Request, error: Exception) -> Response:
-    message = f"the server failed with {type(error).__name__}; this is a bug in Twinpool, see its log"
-    return error_response(RequestFailed(message), request.scope.get(REQUEST_ID), path=request.url.path)

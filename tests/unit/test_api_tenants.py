@@ -138,7 +138,7 @@ async def test_a_key_makes_a_request_its_tenants(acme: httpx.AsyncClient, servic
 
 async def test_the_schema_says_which_routes_need_a_key(acme: httpx.AsyncClient) -> None:
     paths = (await acme.get("/openapi.json")).json()["paths"]
-    assert paths[CHAT]["post"]["security"] == [{"key": []}]
+    assert paths[CHAT]["post"]["security"] == [{"key": []}, {"x-api-key": []}]
     assert paths["/health"]["get"]["security"] == []
 
 
