@@ -55,6 +55,7 @@ class Reply(Response):
         self.init_headers({"x-request-id": claim.shown_id} | self.fixed_headers | (headers or {}))
         self._strands = strands
         self._shape = shape
+        shape.usage_so_far = self._usage
         self._heading = heading
         self._limits = limits
         self._claim = claim
@@ -163,7 +164,7 @@ class Reply(Response):
         return strand.take(output)
 
     def _usage(self) -> Usage:
-        """Of the whole answer, once every strand has ended."""
+        """Of the answer as far as it has come; of all of it once every strand has ended."""
         every = [facts for strand in self._strands if (facts := strand.facts()) is not None]
         is_known = len(every) == len(self._strands)
         return Usage(

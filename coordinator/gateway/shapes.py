@@ -8,7 +8,7 @@ the last choice comes the shape's closing.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -70,7 +70,9 @@ class Shape(ABC):
     """How one request's answer is written, streamed or whole."""
 
     id_prefix: ClassVar[str]
-    """What stands before the request's id, and a dash, in the answer's."""
+    """What stands before the request's id, and a dash (or _), in the answer's."""
+    usage_so_far: Callable[[], Usage]
+    """What the answer has taken by now; the reply sets it before it writes anything."""
 
     @abstractmethod
     def choice(self, index: int) -> ChoiceShape:
