@@ -12,14 +12,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from twinpool.coordinator.gateway.tools.fields import FunctionDefinition
+from twinpool.engine import lark
 
 _NO_PARAMETERS: Mapping[str, Any] = {"properties": {}, "additionalProperties": False}
 _SPACE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-
-
-def literal(text: str) -> str:
-    """Exactly this text."""
-    return json.dumps(text)
 
 
 def mark(text: str, added_token_ids: Mapping[str, int]) -> str:
@@ -28,7 +24,7 @@ def mark(text: str, added_token_ids: Mapping[str, int]) -> str:
     The text of an added token must not be a literal: llguidance offers that token for it, and then refuses it.
     """
     token_id = added_token_ids.get(text)
-    return literal(text) if token_id is None else f"<[{token_id}]>"
+    return lark.literal(text) if token_id is None else lark.token(token_id)
 
 
 def either(alternatives: Iterable[str]) -> str:
@@ -38,8 +34,8 @@ def either(alternatives: Iterable[str]) -> str:
 
 def objects(functions: Sequence[FunctionDefinition], arguments: str) -> str:
     """The object of a call of one of `functions`, whose arguments are under that key."""
-    beginnings = [literal(f'{{"name": "{function.name}", "{arguments}": ') for function in functions]
-    end = literal("}")
+    beginnings = [lark.literal(f'{{"name": "{function.name}", "{arguments}": ') for function in functions]
+    end = lark.literal("}")
     return either(f"{beginning} {_name(number)} {end}" for number, beginning in enumerate(beginnings))
 
 

@@ -81,8 +81,8 @@ class AnswerFormat:
         return self.tools
 
     def after_reasoning(self, grammar: Grammar, prompt: str) -> Grammar:
-        """The grammar of a whole answer to `prompt` (as the chat template wrote it): `grammar`, with the reasoning that
-        may come before."""
+        """The grammar of a whole answer to `prompt` (as the chat template wrote it): `grammar`, which has been checked,
+        with the reasoning that may come before."""
         return grammar if self.reasoning is None else self.reasoning.before(grammar, prompt)
 
     def _special(self, marks: tuple[str, ...]) -> frozenset[int]:

@@ -6,11 +6,12 @@ from __future__ import annotations
 import string
 from collections.abc import Collection, Mapping, Sequence
 
-from twinpool.coordinator.gateway.tools.call_grammar import arguments_of, either, literal, mark, objects
+from twinpool.coordinator.gateway.tools.call_grammar import arguments_of, either, mark, objects
 from twinpool.coordinator.gateway.tools.call_parser import Call, CallParser
 from twinpool.coordinator.gateway.tools.fields import FunctionDefinition
 from twinpool.coordinator.gateway.tools.reader import SPACE, Steps
 from twinpool.coordinator.gateway.tools.tool_format import ToolFormat, random_id
+from twinpool.engine import lark
 
 MARK, CALL_ID, ARGS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
 _OF_IDS = string.ascii_letters + string.digits
@@ -91,13 +92,13 @@ class MistralFormat(ToolFormat):
         marked = mark(MARK, self._added_token_ids)
         if self._is_named:
             args = mark(ARGS, self._added_token_ids)
-            calls = either(f"{literal(f.name)} {args} args_{i}" for i, f in enumerate(functions))
+            calls = either(f"{lark.literal(f.name)} {args} args_{i}" for i, f in enumerate(functions))
             rules = f"start: call{'' if is_single else '+'}\ncall: {marked} body\nbody: {calls}\n"
         else:
-            more = "" if is_single else f"({literal(', ')} body)*"
-            opening = literal(f"{self._before_list}[")
+            more = "" if is_single else f"({lark.literal(', ')} body)*"
+            opening = lark.literal(f"{self._before_list}[")
             rules = (
-                f"start: {marked} {opening} body {more} {literal(']')}\n"
+                f"start: {marked} {opening} body {more} {lark.literal(']')}\n"
                 f"body: {objects(functions, 'arguments')}\n"
             )
         return rules + arguments_of(functions)

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from twinpool.bounds import MOST_GRAMMAR_CHARS
 from twinpool.coordinator.gateway.body_errors import shown
 from twinpool.coordinator.gateway.deltas import DeltaParser, MakeParser, PlainText
 from twinpool.coordinator.gateway.tools.fields import FunctionDefinition, NamedToolChoice, Tool, ToolChoice
@@ -18,6 +19,8 @@ from twinpool.errors import InvalidRequest
 from twinpool.request import Grammar, GrammarKind
 
 CHOICES = ("none", "auto", "required")
+_MOST_CHARS = MOST_GRAMMAR_CHARS - 1024
+"""Of the grammar of calls: reasoning comes before it."""
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 
 
@@ -25,9 +28,10 @@ _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 class ToolPlan:
     """How one request is served, as far as tools and reasoning go.
 
-    `template_tools` go to the chat template. `grammar` is what an answer must be that must call a tool (behind its
-    reasoning: `grammar_after`). `shown_token_ids` are special tokens that must be part of the answer's text, because
-    `parser_after` reads them.
+    `template_tools` go to the chat template. `grammar` is what an answer must be that must call a tool: it is still to
+    be checked, like any that clients have a part in, and then to be put behind the reasoning
+    (`AnswerFormat.after_reasoning`). `shown_token_ids` are special tokens that must be part of the answer's text,
+    because `parser_after` reads them.
     """
 
     answers: AnswerFormat
@@ -41,12 +45,6 @@ class ToolPlan:
         """The special tokens that the parser needs to see."""
         calls = self.answers.tokens_of_calls if self.tool_names else frozenset[int]()
         return self.answers.tokens_of_reasoning | calls
-
-    def grammar_after(self, prompt: str, structured: Grammar | None = None) -> Grammar | None:
-        """What a whole answer to `prompt` (as the chat template wrote it) must be: calls if it must call, else what
-        `structured` says, and the reasoning before it."""
-        grammar = self.grammar or structured
-        return None if grammar is None else self.answers.after_reasoning(grammar, prompt)
 
     def parser_after(self, prompt: str) -> MakeParser:
         """Makes parsers of answers to `prompt`; `PlainText` itself if there is nothing to read but text."""
@@ -169,7 +167,14 @@ def _chosen(choice: ToolChoice | None, functions: Sequence[FunctionDefinition]) 
 
 
 def _grammar(format_: ToolFormat, functions: Sequence[FunctionDefinition], is_single: bool) -> Grammar:
-    return Grammar(GrammarKind.LARK, format_.grammar(functions, is_single=is_single))
+    source = format_.grammar(functions, is_single=is_single)
+    if len(source) > _MOST_CHARS:
+        message = (
+            f"the functions' schemas have {len(source)} characters together, and an answer can be held to at most "
+            f'{_MOST_CHARS}; send fewer tools, name one of them as tool_choice, or set it to "auto"'
+        )
+        raise InvalidRequest(message, param="tools")
+    return Grammar(GrammarKind.LARK, source)
 
 
 def _for_template(function: FunctionDefinition) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from typing import ClassVar
 from twinpool.coordinator.gateway.deltas import Delta, DeltaParser, Reasoning
 from twinpool.coordinator.gateway.tools.call_grammar import mark
 from twinpool.coordinator.gateway.tools.reader import SPACE, Steps, TextReader
+from twinpool.errors import InvariantViolation
 from twinpool.request import Grammar, GrammarKind
 
 OPEN, CLOSE = "<think>", "</think>"
@@ -88,8 +89,8 @@ class ThinkFormat:
         return ThinkParser(answer, is_open=_last_mark(prompt) == OPEN)
 
     def before(self, grammar: Grammar, prompt: str) -> Grammar:
-        """`grammar`, with reasoning before it, as far as an answer to `prompt` has any: the template may have opened
-        it, or closed it."""
+        """`grammar`, which has been checked, with reasoning before it, as far as an answer to `prompt` has any: the
+        template may have opened it, or closed it."""
         last = _last_mark(prompt)
         if last == CLOSE:
             return grammar
@@ -124,6 +125,8 @@ def _embedded(grammar: Grammar) -> str:
             return f"/{_SPELLED.sub(_spelled, grammar.source)}/"
         case GrammarKind.LARK:
             return f"%lark {{\n{grammar.source}\n}}"
+        case GrammarKind.GBNF:
+            raise InvariantViolation("a grammar in GBNF is one in Lark once it is checked")
 
 
 def _spelled(found: re.Match[str]) -> str:
