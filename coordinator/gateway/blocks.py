@@ -99,6 +99,12 @@ class BlockWriter(ABC):
         block.append(text)
         return self._more(block, text)
 
+    def num_reasoning(self, num_tokens: int) -> int:
+        """How many of the answer's `num_tokens` tokens are reasoning, about: by its share of the characters."""
+        total = sum(len(block.text) for block in self.blocks)
+        reasoning = sum(len(block.text) for block in self.blocks if block.kind is BlockKind.REASONING)
+        return round(num_tokens * reasoning / total) if total else 0
+
     @abstractmethod
     def _begun(self, block: Block) -> bytes: ...
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
 
-from twinpool.coordinator.gateway.messages_api.body import as_chat, read_messages
+from twinpool.coordinator.gateway.messages_api.body import as_chat, check_messages
 from twinpool.errors import InvalidRequest
 
 HI = [{"role": "user", "content": "Hi"}]
@@ -15,7 +14,7 @@ TOOL = {"name": "weather", "description": "of a place", "input_schema": {"type":
 
 
 def chat_of(**fields: object) -> dict[str, Any]:
-    return as_chat(read_messages(json.dumps({"messages": HI, "max_tokens": 9, **fields}).encode()))
+    return as_chat(check_messages({"messages": HI, "max_tokens": 9, **fields}, for_answer=True))
 
 
 def test_turns_and_settings_have_the_names_of_the_chat_route() -> None:
@@ -129,10 +128,10 @@ def test_the_text_may_have_to_match_a_schema(field: str) -> None:
 
 
 def test_only_an_answer_needs_max_tokens() -> None:
-    body = json.dumps({"messages": HI}).encode()
-    assert "max_tokens" not in as_chat(read_messages(body, for_answer=False))
+    body = {"messages": HI}
+    assert "max_tokens" not in as_chat(check_messages(body, for_answer=False))
     with pytest.raises(InvalidRequest, match="max_tokens is missing"):
-        read_messages(body)
+        check_messages(body, for_answer=True)
 
 
 def of_user(*blocks: dict[str, object]) -> list[dict[str, object]]:

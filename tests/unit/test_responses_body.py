@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
 
-from twinpool.coordinator.gateway.responses.body import as_chat, read_responses
+from twinpool.coordinator.gateway.responses.body import as_chat, check_responses
 from twinpool.errors import InvalidRequest
 
 WEATHER = {"type": "function", "name": "weather", "parameters": {"type": "object"}}
@@ -15,7 +14,7 @@ CLOCK = {"type": "function", "name": "clock", "description": "the time", "strict
 
 
 def chat_of(**fields: object) -> dict[str, Any]:
-    return as_chat(read_responses(json.dumps({"input": "Hi", **fields}).encode()))
+    return as_chat(check_responses({"input": "Hi", **fields}))
 
 
 def test_a_text_is_what_the_user_says() -> None:

@@ -12,7 +12,7 @@ from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
 from twinpool.coordinator.gateway.deltas import Content, Delta, Reasoning, ToolCallArguments, ToolCallBegin
-from twinpool.coordinator.gateway.responses.body import ResponsesBody, read_responses
+from twinpool.coordinator.gateway.responses.body import ResponsesBody, check_responses
 from twinpool.coordinator.gateway.responses.events import ResponseWriter
 from twinpool.coordinator.gateway.responses.output import ResponseUsage
 from twinpool.errors import RequestFailed
@@ -22,7 +22,7 @@ USAGE = ResponseUsage(num_input=9, num_cached=4, num_output=5, num_reasoning=2)
 
 
 def body(**fields: object) -> ResponsesBody:
-    return read_responses(json.dumps({"input": "Hi", **fields}).encode())
+    return check_responses({"input": "Hi", **fields})
 
 
 def writer(**fields: object) -> ResponseWriter:

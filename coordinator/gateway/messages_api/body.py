@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated, Any
 
 import msgspec
 
-from twinpool.coordinator.gateway.bodies import read_body, shown
+from twinpool.coordinator.gateway.bodies import check_body
+from twinpool.coordinator.gateway.body_errors import shown
 from twinpool.coordinator.gateway.extensions import ExtensionFields
 from twinpool.coordinator.gateway.messages_api.turns import ContentBlock, Turn, chat_messages, system_text
 from twinpool.errors import InvalidRequest
 
-CHAT_FIELDS: Mapping[str, str] = {"stop": "stop_sequences", "response_format": "output_config.format"}
-"""What fields of the chat request are called in this one, where that differs."""
 MOST_STOP_SEQUENCES = 64
 
 
-class Tool(msgspec.Struct, frozen=True, kw_only=True):
+class MessagesTool(msgspec.Struct, frozen=True, kw_only=True):
     """A tool that the answer may use. Anthropic's own tools, which have another type than `custom`, are refused."""
 
     name: str
@@ -27,7 +25,7 @@ class Tool(msgspec.Struct, frozen=True, kw_only=True):
     strict: bool | None = None
 
 
-class ToolChoice(msgspec.Struct, frozen=True, kw_only=True):
+class MessagesToolChoice(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the answer may (`auto`), must (`any`), must not (`none`) use a tool, or must use that one (`tool`)."""
 
     type: str
@@ -69,8 +67,8 @@ class MessagesBody(ExtensionFields, frozen=True, kw_only=True):
     temperature: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
     top_p: float | None = None
     top_k: Annotated[int, msgspec.Meta(ge=0)] | None = None
-    tools: list[Tool] | None = None
-    tool_choice: ToolChoice | None = None
+    tools: list[MessagesTool] | None = None
+    tool_choice: MessagesToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
     output_format: OutputFormat | None = None
@@ -88,15 +86,18 @@ class MessagesBody(ExtensionFields, frozen=True, kw_only=True):
         return self.messages[-1].role == "assistant"
 
 
-def read_messages(data: bytes, *, for_answer: bool = True) -> MessagesBody:
-    """Reads the body. `for_answer`: it must say how long the answer may be.
+def check_messages(raw: dict[str, Any], *, for_answer: bool) -> MessagesBody:
+    """Checks the fields of a body. `for_answer`: it must say how long the answer may be.
 
     Raises:
-        InvalidRequest: bad JSON, a wrong type or value, or something that this server does not do.
+        InvalidRequest: a wrong type or value, or something that this server does not do.
     """
-    body = read_body(data, MessagesBody)
+    body = check_body(raw, MessagesBody)
     if for_answer and body.max_tokens is None:
         raise InvalidRequest("max_tokens is missing; the request needs it", param="max_tokens")
+    if "" in (body.stop_sequences or ()):
+        message = "stop_sequences has an empty string, which would end every answer; leave it out"
+        raise InvalidRequest(message, param="stop_sequences")
     for field in ("container", "mcp_servers"):
         if getattr(body, field):
             message = f"{field} is set, but this server runs no tools of its own; leave it out"
@@ -169,7 +170,7 @@ def _response_format(body: MessagesBody) -> dict[str, Any] | None:
     return {"type": "json_schema", "json_schema": {"name": "answer", "schema": wanted.schema}}
 
 
-def _tool_choice(choice: ToolChoice | None) -> tuple[str | dict[str, Any] | None, bool | None]:
+def _tool_choice(choice: MessagesToolChoice | None) -> tuple[str | dict[str, Any] | None, bool | None]:
     """The chat request's `tool_choice` and `parallel_tool_calls`."""
     if choice is None:
         return None, None
@@ -191,7 +192,7 @@ def _tool_choice(choice: ToolChoice | None) -> tuple[str | dict[str, Any] | None
             )
 
 
-def _tool(index: int, tool: Tool) -> dict[str, Any]:
+def _tool(index: int, tool: MessagesTool) -> dict[str, Any]:
     where = f"tools[{index}]"
     if tool.type not in (None, "custom"):
         raise InvalidRequest(

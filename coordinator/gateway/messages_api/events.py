@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,18 +27,22 @@ _DELTAS = {
 
 @dataclass(frozen=True, slots=True)
 class PromptUsage:
-    """Tokens of one prompt, of which `num_cached` were found in a cache."""
+    """Tokens of one prompt, of which `num_cached` were found in a cache; and our own block of the usage, if the client
+    wants it."""
 
     num_tokens: int
     num_cached: int
+    facts: Mapping[str, Any] | None = None
 
-    def as_json(self) -> dict[str, int]:
+    def as_json(self, num_output: int) -> dict[str, Any]:
         """The usage as Anthropic has it: input tokens are those that no cache had."""
-        return {
+        usage = {
             "input_tokens": self.num_tokens - self.num_cached,
             "cache_creation_input_tokens": 0,
             "cache_read_input_tokens": self.num_cached,
+            "output_tokens": num_output,
         }
+        return usage if self.facts is None else {**usage, "twinpool": self.facts}
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,14 +74,14 @@ class MessageWriter(BlockWriter):
             "content": [],
             "stop_reason": None,
             "stop_sequence": None,
-            "usage": {**prompt.as_json(), "output_tokens": 0},
+            "usage": prompt.as_json(0),
         }
         return _event("message_start", message=message)
 
     def closing(self, prompt: PromptUsage, end: MessageEnd) -> bytes:
         """What ends a stream."""
         ended = self.end(is_cut=end.finish is FinishReason.LENGTH)
-        usage = {**prompt.as_json(), "output_tokens": end.num_output}
+        usage = prompt.as_json(end.num_output)
         return ended + _event("message_delta", delta=self._stop(end), usage=usage) + _event("message_stop")
 
     def whole(self, prompt: PromptUsage, end: MessageEnd) -> bytes:
@@ -86,7 +91,7 @@ class MessageWriter(BlockWriter):
             **self._head,
             "content": [_whole_block(block) for block in self.blocks],
             **self._stop(end),
-            "usage": {**prompt.as_json(), "output_tokens": end.num_output},
+            "usage": prompt.as_json(end.num_output),
         }
         return to_json(body)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from twinpool.coordinator.gateway.bodies import shown
+from twinpool.coordinator.gateway.body_errors import shown
 from twinpool.errors import InvalidRequest
 
 

@@ -5,12 +5,12 @@ Nothing is kept between requests: who wants to go on with a conversation sends i
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated, Any
 
 import msgspec
 
-from twinpool.coordinator.gateway.bodies import read_body, shown
+from twinpool.coordinator.gateway.bodies import check_body
+from twinpool.coordinator.gateway.body_errors import shown
 from twinpool.coordinator.gateway.extensions import ExtensionFields
 from twinpool.coordinator.gateway.responses.items import InputItem, chat_messages
 from twinpool.errors import InvalidRequest
@@ -29,12 +29,6 @@ OTHER_INCLUDES = frozenset(
     }
 )
 """What else `include` may have: of things that an answer of ours never has, so nothing comes of it."""
-CHAT_FIELDS: Mapping[str, str] = {
-    "messages": "input",
-    "max_tokens": "max_output_tokens",
-    "response_format": "text.format",
-}
-"""What fields of the chat request are called in this one, where that differs."""
 
 
 class TextFormat(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,7 +73,7 @@ class NamedTool(msgspec.Struct, frozen=True, kw_only=True):
     name: str | None = None
 
 
-class ToolChoice(msgspec.Struct, frozen=True, kw_only=True):
+class ResponsesToolChoice(msgspec.Struct, frozen=True, kw_only=True):
     """Which tools the answer must call (`function`) or may call (`allowed_tools`)."""
 
     type: str
@@ -106,7 +100,7 @@ class ResponsesBody(ExtensionFields, frozen=True, kw_only=True):
     text: TextConfig | None = None
     reasoning: ReasoningConfig | None = None
     tools: list[FunctionTool] | None = None
-    tool_choice: str | ToolChoice | None = None
+    tool_choice: str | ResponsesToolChoice | None = None
     parallel_tool_calls: bool | None = None
     max_tool_calls: Annotated[int, msgspec.Meta(ge=1)] | None = None
     truncation: str | None = None
@@ -128,13 +122,13 @@ class ResponsesBody(ExtensionFields, frozen=True, kw_only=True):
         return LOGPROBS in (self.include or ())
 
 
-def read_responses(data: bytes) -> ResponsesBody:
-    """Reads the body.
+def check_responses(raw: dict[str, Any]) -> ResponsesBody:
+    """Checks the fields of a body.
 
     Raises:
-        InvalidRequest: bad JSON, a wrong type or value, or something that this server does not do.
+        InvalidRequest: a wrong type or value, or something that this server does not do.
     """
-    body = read_body(data, ResponsesBody)
+    body = check_body(raw, ResponsesBody)
     refused = {
         "previous_response_id": "answers are not stored; send the turns so far, earlier output too, as input",
         "conversation": "conversations are not stored; send the turns so far as input",

@@ -7,9 +7,10 @@ from typing import Any
 
 import msgspec
 
-from twinpool.coordinator.gateway.bodies import shown
+from twinpool.coordinator.gateway.body_errors import shown
 from twinpool.errors import InvalidRequest
 
+ROLES = ("user", "assistant", "system", "developer")
 TEXT_PARTS = frozenset({"input_text", "output_text", "text"})
 
 
@@ -51,6 +52,11 @@ def chat_messages(items: Sequence[InputItem]) -> list[dict[str, Any]]:
             case "message":
                 if item.role is None:
                     raise _missing(where, "role")
+                if item.role not in ROLES:
+                    raise InvalidRequest(
+                        f"{where}.role is {shown(item.role)}; it must be one of {', '.join(ROLES)}",
+                        param=f"{where}.role",
+                    )
                 message = {"role": item.role, "content": _content(f"{where}.content", item.content)}
                 messages.append(message | reasoning if item.role == "assistant" else message)
                 reasoning = {}
@@ -89,7 +95,13 @@ def _call(where: str, item: InputItem) -> dict[str, Any]:
         raise _missing(where, "call_id")
     if item.name is None:
         raise _missing(where, "name")
-    function = {"name": item.name, "arguments": item.arguments or "{}"}
+    arguments = item.arguments or "{}"
+    try:
+        msgspec.json.decode(arguments)
+    except (msgspec.DecodeError, RecursionError) as exc:
+        field = f"{where}.arguments"
+        raise InvalidRequest(f"{field} is no JSON: {exc}; send the text of an object", param=field) from exc
+    function = {"name": item.name, "arguments": arguments}
     return {"id": item.call_id, "type": "function", "function": function}
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,22 +18,24 @@ _ID_PREFIXES = {BlockKind.TEXT: "msg", BlockKind.REASONING: "rs", BlockKind.CALL
 @dataclass(frozen=True, slots=True)
 class ResponseUsage:
     """Tokens of one response. `num_cached` of the input were found in a cache, `num_reasoning` of the output are
-    reasoning."""
+    reasoning. `facts` is our own block of the usage, if the client wants it."""
 
     num_input: int
     num_cached: int
     num_output: int
     num_reasoning: int
+    facts: Mapping[str, Any] | None = None
 
     def as_json(self) -> dict[str, Any]:
         """The usage as OpenAI has it. Nothing is written to a cache at a price of its own."""
-        return {
+        usage = {
             "input_tokens": self.num_input,
             "input_tokens_details": {"cached_tokens": self.num_cached, "cache_write_tokens": 0},
             "output_tokens": self.num_output,
             "output_tokens_details": {"reasoning_tokens": self.num_reasoning},
             "total_tokens": self.num_input + self.num_output,
         }
+        return usage if self.facts is None else {**usage, "twinpool": self.facts}
 
 
 def echo(body: ResponsesBody) -> dict[str, Any]:

@@ -1,0 +1,87 @@
+"""`/v1/responses` and what lies below it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from fastapi import FastAPI, Request, Response
+
+from twinpool.coordinator.gateway.bodies import ignored_fields, read_object
+from twinpool.coordinator.gateway.docs import body_schema, generation_schema
+from twinpool.coordinator.gateway.field_names import FieldNames
+from twinpool.coordinator.gateway.generation import Generator
+from twinpool.coordinator.gateway.parsing import chat_request
+from twinpool.coordinator.gateway.requests import GenerationRequest
+from twinpool.coordinator.gateway.responses.body import ResponsesBody, as_chat, check_responses
+from twinpool.coordinator.gateway.responses.shape import ResponsesShape
+from twinpool.coordinator.gateway.shapes import Heading, Shape, to_json
+from twinpool.coordinator.gateway.tokenizing import PromptCounter
+from twinpool.coordinator.gateway.tools import AnswerFormat
+from twinpool.errors import NotStored
+
+PATH = "/v1/responses"
+NAMES = FieldNames(
+    fields={"messages": "input"},
+    parts={
+        "max_tokens": "max_output_tokens",
+        "response_format.json_schema": "text.format",
+        "response_format": "text.format",
+        ".function.": ".",
+    },
+)
+
+
+class Responses:
+    """The routes."""
+
+    def __init__(self, generator: Generator, counter: PromptCounter) -> None:
+        self._generator = generator
+        self._counter = counter
+
+    def mount(self, app: FastAPI) -> None:
+        """Adds them to `app`."""
+        create = generation_schema(ResponsesBody)
+        app.add_api_route(PATH, self.create, methods=["POST"], openapi_extra=create)
+        count = body_schema(ResponsesBody)
+        app.add_api_route(f"{PATH}/input_tokens", self.input_tokens, methods=["POST"], openapi_extra=count)
+        stored = f"{PATH}/{{rest:path}}"
+        app.add_api_route(stored, self.stored, methods=["GET", "POST", "DELETE"], include_in_schema=False)
+
+    async def create(self, request: Request) -> Response:
+        """Answers turns that are sent as input, streamed or whole; in OpenAI's newer form."""
+        exchange = _Exchange(self._generator.answers)
+        with NAMES.in_errors():
+            return await self._generator.generate(request, exchange.parse, exchange.shape)
+
+    async def input_tokens(self, request: Request) -> Response:
+        """Counts the tokens of such a request's input."""
+        with NAMES.in_errors():
+            num_tokens = await self._counter.count(request, _Exchange(self._generator.answers).parse)
+        body = to_json({"object": "response.input_tokens", "input_tokens": num_tokens})
+        return Response(body, media_type="application/json")
+
+    async def stored(self, request: Request) -> Response:
+        """Says that nothing is kept."""
+        raise NotStored(
+            f"{request.method} {request.url.path}: answers are not stored; keep what you get, and send it as input to "
+            "go on"
+        )
+
+
+class _Exchange:
+    """One request, from its body to the writer of its answer."""
+
+    _body: ResponsesBody
+
+    def __init__(self, answers: AnswerFormat) -> None:
+        self._answers = answers
+
+    def parse(self, data: bytes) -> GenerationRequest:
+        raw = read_object(data)
+        self._body = check_responses(raw)
+        ignored = ignored_fields(raw, ResponsesBody)
+        warnings = (f"ignored fields: {', '.join(ignored)}",) if ignored else ()
+        return replace(chat_request(as_chat(self._body), self._answers), warnings=warnings)
+
+    def shape(self, heading: Heading) -> Shape:
+        return ResponsesShape(self._body, heading)

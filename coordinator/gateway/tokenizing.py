@@ -1,0 +1,187 @@
+"""`/tokenize` and `/detokenize`, with vLLM's fields, and counting prompts: text and token ids without an answer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+from fastapi import FastAPI, Request, Response
+
+from twinpool.coordinator.gateway.bodies import check_body, read_object
+from twinpool.coordinator.gateway.conversations import Conversation
+from twinpool.coordinator.gateway.docs import body_schema
+from twinpool.coordinator.gateway.generation import INLINE_BYTES, Generator, Parse
+from twinpool.coordinator.gateway.parsing import chat_request
+from twinpool.coordinator.gateway.prompts import INLINE_CHARS
+from twinpool.coordinator.gateway.requests import check_token_ids
+from twinpool.coordinator.gateway.shapes import to_json
+from twinpool.coordinator.gateway.tools import AnswerFormat
+from twinpool.coordinator.service import Service
+from twinpool.engine.tokenizer import Tokenizer
+from twinpool.errors import ContextLengthExceeded, InvalidRequest
+
+INLINE_TOKENS = 4096
+"""Token ids up to here are made text on the event loop, in about a millisecond; more of them in a thread."""
+_CHAT_FIELDS = (
+    "messages",
+    "tools",
+    "add_generation_prompt",
+    "continue_final_message",
+    "chat_template_kwargs",
+)
+
+Read = TypeVar("Read")
+
+
+class TokenizeBody(msgspec.Struct, frozen=True, kw_only=True):
+    """The body of `/tokenize`: a `prompt`, or `messages` and what goes to the chat template with them."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[dict[str, Any]] | None = None
+    tools: list[dict[str, Any]] | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    return_token_strs: bool | None = None
+
+
+class DetokenizeBody(msgspec.Struct, frozen=True, kw_only=True):
+    """The body of `/detokenize`."""
+
+    model: str | None = None
+    tokens: list[Annotated[int, msgspec.Meta(ge=0)]]
+
+
+def read_tokenize(data: bytes, answers: AnswerFormat) -> tuple[TokenizeBody, str | Conversation]:
+    """The body, and what is to be tokenized for a model whose answers are `answers`. Raises InvalidRequest."""
+    raw = read_object(data)
+    body = check_body(raw, TokenizeBody)
+    if (body.prompt is None) == (body.messages is None):
+        found = "neither of prompt and messages" if body.prompt is None else "both prompt and messages"
+        raise InvalidRequest(f"the request has {found}; send one of them", param="prompt")
+    if body.prompt is not None:
+        return body, body.prompt
+    fields = {name: raw[name] for name in _CHAT_FIELDS if raw.get(name) is not None}
+    (conversation,) = chat_request(fields, answers).prompts
+    assert isinstance(conversation, Conversation), "a chat has a conversation"
+    return body, conversation
+
+
+def read_detokenize(data: bytes) -> DetokenizeBody:
+    """Reads the body. Raises InvalidRequest."""
+    return check_body(read_object(data), DetokenizeBody)
+
+
+class TextCoder:
+    """One model's tokenizer for a server that has other things to do: what takes long is done in a thread."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._longest_token = tokenizer.longest_token
+
+    async def encode(
+        self, written: str | Conversation, context: int, *, add_special_tokens: bool
+    ) -> list[int]:
+        """The token ids of a text, or of a conversation as the model's chat template writes it.
+
+        Raises:
+            ContextLengthExceeded: it is longer than any text that a context of `context` tokens could hold.
+            InvalidRequest: the chat template refuses the messages.
+        """
+        num_chars = len(written) if isinstance(written, str) else written.num_chars
+        if num_chars <= INLINE_CHARS:
+            return self._encode(written, context, add_special_tokens)
+        return await asyncio.to_thread(self._encode, written, context, add_special_tokens)
+
+    async def decode(self, token_ids: list[int]) -> str:
+        """Their text, special tokens included. Raises InvalidRequest if one is no token of the model."""
+        check_token_ids("tokens", token_ids, self._tokenizer.vocab_size)
+        if len(token_ids) <= INLINE_TOKENS:
+            return self._decode(token_ids)
+        return await asyncio.to_thread(self._decode, token_ids)
+
+    def token_strs(self, token_ids: list[int]) -> list[str]:
+        """Each token as the vocabulary has it."""
+        return [self._tokenizer.backend.id_to_token(token_id) or "" for token_id in token_ids]
+
+    def _encode(self, written: str | Conversation, context: int, add_special_tokens: bool) -> list[int]:
+        is_text = isinstance(written, str)
+        text = written if isinstance(written, str) else written.render(self._tokenizer)
+        if len(text) > context * self._longest_token:
+            message = f"the prompt has {len(text)} characters; {context} tokens hold less, so shorten it"
+            raise ContextLengthExceeded(message, param="prompt" if is_text else "messages")
+        return self._tokenizer.encode(text, add_special_tokens)
+
+    def _decode(self, token_ids: list[int]) -> str:
+        return self._tokenizer.decode(token_ids, skip_special_tokens=False)
+
+
+class PromptCounter:
+    """Counts the tokens of prompts that are not to be answered, however many the context holds."""
+
+    def __init__(self, service: Service, generator: Generator, coder: TextCoder) -> None:
+        self._service = service
+        self._generator = generator
+        self._coder = coder
+
+    async def count(self, request: Request, parse: Parse) -> int:
+        """How many tokens the prompt of this chat request has. Raises RequestError."""
+        wanted = await read_request(self._generator, request, parse)
+        self._generator.check_model(wanted.model)
+        (written,) = wanted.prompts
+        assert isinstance(written, Conversation), "a chat has a conversation"
+        special = wanted.add_special_tokens
+        return len(await self._coder.encode(written, self._service.max_model_len, add_special_tokens=special))
+
+
+class Tokenizing:
+    """The routes."""
+
+    def __init__(self, service: Service, generator: Generator, coder: TextCoder) -> None:
+        self._service = service
+        self._generator = generator
+        self._coder = coder
+
+    def mount(self, app: FastAPI) -> None:
+        """Adds them to `app`."""
+        for path, handler, body in (
+            ("/tokenize", self.tokenize, TokenizeBody),
+            ("/detokenize", self.detokenize, DetokenizeBody),
+        ):
+            app.add_api_route(path, handler, methods=["POST"], openapi_extra=body_schema(body))
+
+    async def tokenize(self, request: Request) -> Response:
+        """The token ids of a text, or of a conversation as the model's chat template writes it."""
+        read = partial(read_tokenize, answers=self._generator.answers)
+        body, written = await read_request(self._generator, request, read)
+        self._generator.check_model(body.model)
+        context = self._service.max_model_len
+        adds = body.add_special_tokens
+        special = isinstance(written, str) if adds is None else adds
+        token_ids = await self._coder.encode(written, context, add_special_tokens=special)
+        answer = {
+            "count": len(token_ids),
+            "max_model_len": context,
+            "tokens": token_ids,
+            "token_strs": self._coder.token_strs(token_ids) if body.return_token_strs else None,
+        }
+        return Response(to_json(answer), media_type="application/json")
+
+    async def detokenize(self, request: Request) -> Response:
+        """The text of token ids, special tokens included."""
+        body = await read_request(self._generator, request, read_detokenize)
+        self._generator.check_model(body.model)
+        text = await self._coder.decode(body.tokens)
+        return Response(to_json({"prompt": text}), media_type="application/json")
+
+
+async def read_request(generator: Generator, request: Request, read: Callable[[bytes], Read]) -> Read:
+    """What `read` makes of the request's body; of a long one in a thread. Raises RequestError."""
+    with generator.bodies.reading() as body:
+        raw = await body.read(request)
+        return read(raw) if len(raw) <= INLINE_BYTES else await asyncio.to_thread(read, raw)
