@@ -14,6 +14,8 @@ import msgspec
 from twinpool.bounds import MOST_LOGPROBS
 from twinpool.coordinator.gateway.body_errors import kind_of, sentence, shown_of
 from twinpool.coordinator.gateway.body_errors import shown as shown
+from twinpool.coordinator.gateway.structured import StructuredBody
+from twinpool.coordinator.gateway.tools import ToolCalls, ToolChoice, Tools
 from twinpool.errors import InvalidRequest
 
 MAX_CHOICES = 128
@@ -35,14 +37,6 @@ NOT_SUPPORTED: Harmless = {
     "bad_words": ([],),
     "allowed_token_ids": (),
     "use_beam_search": (False,),
-    "response_format": ({"type": "text"},),
-    "structured_outputs": (),
-    "guided_json": (),
-    "guided_regex": (),
-    "guided_choice": (),
-    "guided_grammar": (),
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
     "functions": ([],),
     "function_call": ("none", "auto"),
     "modalities": (["text"],),
@@ -59,6 +53,8 @@ _ONLY_CHAT: Harmless = {
     "documents": ([],),
     "chat_template_kwargs": ({},),
     "top_logprobs": (0,),
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
 }
 _ONLY_COMPLETIONS: Harmless = {"echo": (False,)}
 
@@ -76,7 +72,7 @@ class StreamOptions(msgspec.Struct, frozen=True):
     continuous_usage_stats: bool | None = None
 
 
-class GenerationBody(msgspec.Struct, frozen=True, kw_only=True):
+class GenerationBody(StructuredBody, frozen=True, kw_only=True):
     """The fields that both routes share. From `user` on they are taken and change nothing."""
 
     not_supported: ClassVar[Harmless] = NOT_SUPPORTED
@@ -149,7 +145,7 @@ class ChatMessage(msgspec.Struct, frozen=True):
     name: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
-    tool_calls: list[dict[str, Any]] | None = None
+    tool_calls: ToolCalls | None = None
     tool_call_id: str | None = None
 
 
@@ -165,6 +161,8 @@ class ChatBody(GenerationBody, frozen=True, kw_only=True):
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     documents: list[dict[str, Any]] | None = None
+    tools: Tools | None = None
+    tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: str | None = None
     verbosity: str | None = None

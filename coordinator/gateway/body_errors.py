@@ -24,6 +24,13 @@ PRIVATE_FIELDS = frozenset(
         "functions",
         "chat_template",
         "prompt_embeds",
+        "tool_choice",
+        "response_format",
+        "structured_outputs",
+        "guided_json",
+        "guided_regex",
+        "guided_choice",
+        "guided_grammar",
     }
 )
 """Fields that carry what only client and model are to know."""

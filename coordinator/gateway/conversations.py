@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from typing import Any
 
 from twinpool.coordinator.gateway.bodies import ChatBody, ChatMessage
 from twinpool.coordinator.gateway.body_errors import shown
+from twinpool.coordinator.gateway.tools import AnswerFormat, ToolPlan, tool_fields
 from twinpool.engine.tokenizer import Tokenizer
 from twinpool.errors import InvalidRequest
 
@@ -41,8 +41,8 @@ class Conversation:
         return _up_to(text, self.messages[-1]["content"]) if self.continues_final else text
 
 
-def conversation(body: ChatBody) -> Conversation:
-    """The conversation in the body of a chat request. Raises InvalidRequest."""
+def conversation(body: ChatBody, plan: ToolPlan) -> Conversation:
+    """The conversation in the body of a chat request, whose tools mean `plan`. Raises InvalidRequest."""
     arguments = dict(body.chat_template_kwargs or {})
     if reserved := TEMPLATE_ARGUMENTS_OF_OURS & arguments.keys():
         message = f"chat_template_kwargs has {min(reserved)}, which the server sets; leave it out"
@@ -60,7 +60,11 @@ def conversation(body: ChatBody) -> Conversation:
         arguments["documents"] = body.documents
     if body.reasoning_effort is not None:
         arguments.setdefault("reasoning_effort", body.reasoning_effort)
-    messages = tuple(template_message(f"messages[{i}]", m) for i, m in enumerate(body.messages))
+    if plan.template_tools is not None:
+        arguments["tools"] = plan.template_tools
+    messages = tuple(
+        template_message(f"messages[{i}]", message, plan.answers) for i, message in enumerate(body.messages)
+    )
     if continues_final and not str(messages[-1]["content"]).strip():
         raise InvalidRequest(
             "continue_final_message is true, but the last message has no text to go on with; give it some",
@@ -69,19 +73,17 @@ def conversation(body: ChatBody) -> Conversation:
     return Conversation(messages, arguments, continues_final)
 
 
-def template_message(where: str, message: ChatMessage) -> dict[str, Any]:
+def template_message(where: str, message: ChatMessage, answers: AnswerFormat) -> dict[str, Any]:
     """A message as templates take it: text for its content, objects for arguments of calls. Raises InvalidRequest."""
     if message.role not in ROLES:
         problem = f"{where}.role is {shown(message.role)}; it must be one of {', '.join(ROLES)}"
         raise InvalidRequest(problem, param=f"{where}.role")
     plain: dict[str, Any] = {"role": message.role, "content": _text(where, message)}
-    for field in ("name", "tool_call_id", "reasoning_content", "reasoning"):
+    for field in ("name", "reasoning_content", "reasoning"):
         if (value := getattr(message, field)) is not None:
             plain[field] = value
-    if message.tool_calls:
-        calls = enumerate(message.tool_calls)
-        plain["tool_calls"] = [_call(f"{where}.tool_calls[{number}]", call) for number, call in calls]
-    return plain
+    calls, call_id = message.tool_calls, message.tool_call_id
+    return plain | tool_fields(where, message.role, answers, tool_calls=calls, tool_call_id=call_id)
 
 
 def _text(where: str, message: ChatMessage) -> str:
@@ -98,21 +100,6 @@ def _text(where: str, message: ChatMessage) -> str:
             )
         texts.append(text)
     return "\n".join(texts)
-
-
-def _call(where: str, call: dict[str, Any]) -> dict[str, Any]:
-    """The call with its arguments as the object that their JSON text says: what templates print."""
-    function = call.get("function")
-    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-        raise InvalidRequest(f"{where} has no function with a name; send one", param=where)
-    arguments = function.get("arguments")
-    if isinstance(arguments, str):
-        try:
-            arguments = json.loads(arguments or "{}")
-        except ValueError as exc:
-            found = f"{where}.function.arguments is no JSON: {exc}; send the text of an object"
-            raise InvalidRequest(found, param=f"{where}.function.arguments") from exc
-    return {**call, "function": {**function, "arguments": arguments or {}}}
 
 
 def _up_to(text: str, final: str) -> str:

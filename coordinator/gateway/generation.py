@@ -25,21 +25,19 @@ from twinpool.coordinator.gateway.cache_salts import CacheSalts
 from twinpool.coordinator.gateway.connection import CONNECTION
 from twinpool.coordinator.gateway.error_answers import REQUEST_ID
 from twinpool.coordinator.gateway.front import TENANT
+from twinpool.coordinator.gateway.grammar_checks import GrammarChecks
 from twinpool.coordinator.gateway.meter import GatewayMeter
+from twinpool.coordinator.gateway.parsing import parse_timeout_header
 from twinpool.coordinator.gateway.prompts import Prompt, PromptReader
 from twinpool.coordinator.gateway.reply import Reply
 from twinpool.coordinator.gateway.request_body import BodyReader
 from twinpool.coordinator.gateway.request_ids import Claim, RequestIds
-from twinpool.coordinator.gateway.requests import (
-    GenerationRequest,
-    check_token_ids,
-    kept_seed,
-    parse_timeout_header,
-)
+from twinpool.coordinator.gateway.requests import GenerationRequest, check_token_ids, kept_seed
 from twinpool.coordinator.gateway.shapes import Heading, Shape
 from twinpool.coordinator.gateway.strand import Strand
 from twinpool.coordinator.gateway.streamed_reply import StreamedReply
 from twinpool.coordinator.gateway.token_texts import TokenTexts
+from twinpool.coordinator.gateway.tools import AnswerFormat
 from twinpool.coordinator.gateway.whole_reply import WholeReply
 from twinpool.coordinator.service import Service, Submission
 from twinpool.coordinator.tenants import Tenant
@@ -62,7 +60,10 @@ MakeShape = Callable[[Heading], Shape]
 
 
 class Generator:
-    """Serves generation requests of one model. Any route may use it, with a `Parse` and a `MakeShape` of its own."""
+    """Serves generation requests of one model. Any route may use it, with a `Parse` and a `MakeShape` of its own.
+
+    `answers` is how the model's answers are to be read; the parsers of chat requests need it.
+    """
 
     def __init__(
         self,
@@ -77,11 +78,13 @@ class Generator:
         self.bodies = BodyReader(limits)
         self.prompts = PromptReader(tokenizer)
         self.texts = TokenTexts(tokenizer)
+        self.answers = AnswerFormat.of(tokenizer, limits)
         self._service = service
         self._tokenizer = tokenizer
         self._limits = limits
         self._meter = meter
         self._salts = CacheSalts()
+        self._grammars = GrammarChecks(tokenizer)
 
     async def generate(self, request: Request, parse: Parse, make_shape: MakeShape) -> Reply:
         """The reply to a generation request. It submits the request when it runs.
@@ -134,7 +137,11 @@ class Generator:
             self._check_ids(wanted)
             validated_at = service.now()
             service.knock(claim.request_id, claim.tenant, wanted.priority)
+            constraint = wanted.constraint
+            grammar = None if constraint is None else await self._grammars.checked(constraint)
             prompts = await self.prompts.read(wanted, service.max_model_len)
+            text = "" if wanted.tool_plan is None else self._text(prompts[0])
+            wanted = wanted.with_prompt(text, grammar)
         timeout_s = min(header_timeout_s, wanted.timeout_s)
         claim.num_choices = wanted.n * len(prompts)
         submission = partial(
@@ -181,8 +188,15 @@ class Generator:
             for number in range(wanted.n):
                 yield prompt.token_ids, replace(sampling, seed=kept_seed(sampling.seed + number))
 
+    def _text(self, prompt: Prompt) -> str:
+        if prompt.text is not None:
+            return prompt.text
+        return self._tokenizer.decode(prompt.token_ids, skip_special_tokens=False)
+
     def _answer(self, wanted: GenerationRequest) -> Answer:
-        detokenizer = IncrementalDetokenizer(self._tokenizer, wanted.skips_special_tokens)
+        detokenizer = IncrementalDetokenizer(
+            self._tokenizer, wanted.skips_special_tokens, wanted.shown_token_ids
+        )
         return Answer(detokenizer, wanted.rules)
 
 

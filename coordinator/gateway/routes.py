@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
@@ -23,8 +24,8 @@ from twinpool.coordinator.gateway.generation import Generator
 from twinpool.coordinator.gateway.key_ring import KeyRing
 from twinpool.coordinator.gateway.manners import Manners
 from twinpool.coordinator.gateway.meter import GatewayMeter
+from twinpool.coordinator.gateway.parsing import parse_chat, parse_completion
 from twinpool.coordinator.gateway.request_ids import internal_id, numbered_id
-from twinpool.coordinator.gateway.requests import parse_chat, parse_completion
 from twinpool.coordinator.gateway.shapes import to_json
 from twinpool.coordinator.service import Service
 from twinpool.coordinator.tenants import Tenant
@@ -46,11 +47,12 @@ class Gateway:
         self.generator = Generator(service, tokenizer, model_name, limits, meter)
         self._service = service
         self._meter = meter
+        self._parse_chat = partial(parse_chat, answers=self.generator.answers)
         self._created = int(time.time())
 
     async def chat_completions(self, request: Request) -> Response:
         """Answers a conversation, streamed or whole."""
-        return await self.generator.generate(request, parse_chat, ChatShape)
+        return await self.generator.generate(request, self._parse_chat, ChatShape)
 
     async def completions(self, request: Request) -> Response:
         """Continues texts or lists of token ids, streamed or whole."""
