@@ -141,6 +141,7 @@ PARAMETERS: Sequence[dict[str, Any]] = [
             "`timeout` holds.",
             {"type": "number", "exclusiveMinimum": 0},
         ),
+        ("X-Twinpool-Usage", "`1`: the usage has a block `twinpool`, as the body's field asks for.", _STRING),
     )
 ]
 """Of routes that generate."""
