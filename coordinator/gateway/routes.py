@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Mapping
 from functools import partial
@@ -20,6 +21,7 @@ from twinpool.coordinator.gateway.completion_shape import CompletionShape
 from twinpool.coordinator.gateway.docs import describe, generation_schema
 from twinpool.coordinator.gateway.error_answers import add_error_handlers
 from twinpool.coordinator.gateway.front import TENANT, FrontDoor
+from twinpool.coordinator.gateway.further_routes import mount_further_routes
 from twinpool.coordinator.gateway.generation import Generator
 from twinpool.coordinator.gateway.key_ring import KeyRing
 from twinpool.coordinator.gateway.manners import Manners
@@ -31,6 +33,8 @@ from twinpool.coordinator.service import Service
 from twinpool.coordinator.tenants import Tenant
 from twinpool.engine.tokenizer import Tokenizer
 from twinpool.errors import NoWorker, UnknownRequest
+
+_ANSWER_ID = re.compile(r"(?:(?:chatcmpl|cmpl)-|(?:resp|msg)_)(?P<shown_id>.+)")
 
 
 class Gateway:
@@ -181,6 +185,7 @@ def create_app(
     ):
         app.add_api_route(path, post, methods=["POST"], openapi_extra=generation_schema(body))
     app.add_api_route("/v1/requests/{request_id}/cancel", gateway.cancel, methods=["POST"])
+    mount_further_routes(app, service, tokenizer, gateway.generator)
     app.add_middleware(FrontDoor, keys=keys, meter=meter, metrics_open=limits.metrics_open)
     app.add_middleware(Manners, routes=app.routes, origins=limits.cors_origins, allowances=service.allowances)
     add_error_handlers(app)
@@ -194,9 +199,8 @@ def _json(value: Mapping[str, Any], status: int = 200) -> Response:
 
 def _shown_ids(request_id: str) -> tuple[str, ...]:
     """What a client may mean by an id: a request's own, or its answer's."""
-    prefix, _, rest = request_id.partition("-")
-    is_answers = prefix in (ChatShape.id_prefix, CompletionShape.id_prefix)
-    return (request_id, rest) if is_answers else (request_id,)
+    found = _ANSWER_ID.fullmatch(request_id)
+    return (request_id,) if found is None else (request_id, found["shown_id"])
 
 
 def _unknown(request_id: str) -> UnknownRequest:
