@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import errno
 import logging
 import os
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from twinpool.commands.record_flags import add_record_flags, record_config
 from twinpool.config import RecordConfig
 from twinpool.coordinator.record_file import (
     KEPT_FILES,
@@ -216,3 +218,33 @@ def test_a_record_begins_with_the_servers_start(path: Path) -> None:
     recorder.put(EndedRequest("r", "", 5.25, RequestState.COMPLETED))
     recorder.close()
     assert path.read_text().startswith('{"timestamp":250,')
+
+
+# ── flags ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _config(*argv: str) -> RecordConfig | None:
+    parser = argparse.ArgumentParser()
+    add_record_flags(parser)
+    return record_config(parser.parse_args(argv))
+
+
+def test_flags_say_what_is_recorded_where() -> None:
+    assert _config() is None
+    assert _config("--record", "x") == RecordConfig("x", 256, has_ids=False)
+    wanted = ("--record", "x", "--record-max-mb", "3", "--record-ids")
+    assert _config(*wanted) == RecordConfig("x", 3, has_ids=True)
+
+
+@pytest.mark.parametrize(
+    ("argv", "says"),
+    [
+        (("--record", ""), "--record is ''"),
+        (("--record", "x", "--record-max-mb", "0"), "--record-max-mb is 0"),
+        (("--record-ids",), "--record-ids is for --record FILE"),
+        (("--record-max-mb", "5"), "--record-max-mb is for --record FILE"),
+    ],
+)
+def test_flags_that_make_no_record_are_refused(argv: tuple[str, ...], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        _config(*argv)
