@@ -71,7 +71,7 @@ def _assistant(where: str, blocks: Sequence[ContentBlock]) -> dict[str, Any]:
                 if block.id is None or block.name is None:
                     missing = "id" if block.id is None else "name"
                     raise _missing(at, missing)
-                arguments = msgspec.json.encode(block.input or {}).decode()
+                arguments = _json(f"{at}.input", block.input or {})
                 function = {"name": block.name, "arguments": arguments}
                 calls.append({"id": block.id, "type": "function", "function": function})
             case "thinking":
@@ -115,6 +115,13 @@ def _text(where: str, block: ContentBlock) -> dict[str, str]:
     if block.text is None:
         raise _missing(where, "text")
     return {"type": "text", "text": block.text}
+
+
+def _json(where: str, value: dict[str, Any]) -> str:
+    try:
+        return msgspec.json.encode(value).decode()
+    except RecursionError as exc:
+        raise InvalidRequest(f"{where} is nested too deeply; send a flatter object", param=where) from exc
 
 
 def _unknown(where: str, block: ContentBlock, known: str) -> InvalidRequest:
