@@ -23,6 +23,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from twinpool.engine import lark
+from twinpool.engine.special_tokens import by_number, hide
 from twinpool.errors import InvalidRequest, ModelError, RequestFailed
 from twinpool.request import Grammar, GrammarKind
 
@@ -88,7 +89,8 @@ class Compiler:
                 "the model has no token that ends an answer, so none can end where a grammar does"
             )
         try:
-            self._tokenizer = LLTokenizer(tokenizer, n_vocab=num_tokens, eos_token=list(eos_token_ids))
+            hidden, self._special_token_ids = hide(tokenizer)
+            self._tokenizer = LLTokenizer(hidden, n_vocab=num_tokens, eos_token=list(eos_token_ids))
         except Exception as exc:  # what it raises is not documented
             raise ModelError(f"no grammar can be followed with this model's tokenizer: {exc}") from exc
 
@@ -99,7 +101,7 @@ class Compiler:
             InvalidRequest: it is wrong, has what is not supported, is too complex, or matches nothing. The message ends
                 a sentence that begins with what it is for.
         """
-        compiled = LLMatcher(self._tokenizer, _text(grammar), log_level=0, limits=_LIMITS)
+        compiled = LLMatcher(self._tokenizer, self._text(grammar), log_level=0, limits=_LIMITS)
         if compiled.is_error():
             raise InvalidRequest(_reason(compiled.get_error()))
         first = Matcher(compiled)
@@ -107,6 +109,23 @@ class Compiler:
         if first.error:
             raise InvalidRequest(first.error)
         return compiled
+
+    def _text(self, grammar: Grammar) -> str:
+        """What an LLMatcher is made of."""
+        match grammar.kind:
+            case GrammarKind.JSON_SCHEMA:
+                try:
+                    schema = json.loads(grammar.source)
+                except (ValueError, RecursionError) as exc:
+                    raise InvalidRequest(f"the schema is no JSON, or nested too deeply: {exc}") from exc
+                if not isinstance(schema, dict):
+                    raise InvalidRequest("the schema is no JSON object")
+                return LLMatcher.grammar_from_json_schema(lark.bounded(schema))
+            case GrammarKind.REGEX:
+                return LLMatcher.grammar_from_regex(grammar.source)
+            case GrammarKind.LARK | GrammarKind.GBNF:
+                source = by_number(in_lark(grammar).source, self._special_token_ids)
+                return LLMatcher.grammar_from_lark(source)
 
 
 class Grammars:
@@ -191,23 +210,6 @@ def in_lark(grammar: Grammar) -> Grammar:
         return Grammar(GrammarKind.LARK, gbnf_to_lark(grammar.source))
     except (Exception, RecursionError) as exc:  # it raises plain Exceptions
         raise InvalidRequest(_reason(str(exc))) from exc
-
-
-def _text(grammar: Grammar) -> str:
-    """What an LLMatcher is made of."""
-    match grammar.kind:
-        case GrammarKind.JSON_SCHEMA:
-            try:
-                schema = json.loads(grammar.source)
-            except (ValueError, RecursionError) as exc:
-                raise InvalidRequest(f"the schema is no JSON, or nested too deeply: {exc}") from exc
-            if not isinstance(schema, dict):
-                raise InvalidRequest("the schema is no JSON object")
-            return LLMatcher.grammar_from_json_schema(lark.bounded(schema))
-        case GrammarKind.REGEX:
-            return LLMatcher.grammar_from_regex(grammar.source)
-        case GrammarKind.LARK | GrammarKind.GBNF:
-            return LLMatcher.grammar_from_lark(in_lark(grammar).source)
 
 
 def _reason(error: str) -> str:
