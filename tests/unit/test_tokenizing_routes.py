@@ -6,6 +6,8 @@ import httpx
 import pytest
 from support.gateway import MODEL, ScriptedService, error_of, tiny_tokenizer
 
+from twinpool.coordinator.gateway.prompts import INLINE_CHARS
+
 TURNS = [{"role": "user", "content": "Hi"}]
 
 
@@ -38,9 +40,11 @@ async def test_a_conversation_is_what_the_chat_route_would_send(
     assert len(shorter) < len(tokens)
 
 
-async def test_a_long_text_has_its_tokens_too(client: httpx.AsyncClient) -> None:
-    """Far more than is tokenized on the event loop, and more than the context holds."""
-    text = "the quick brown fox " * 200
+async def test_a_long_text_has_its_tokens_too(client: httpx.AsyncClient, service: ScriptedService) -> None:
+    """More than is tokenized on the event loop, and more than the context holds."""
+    service.max_model_len = 400
+    text = "the quick brown fox " * 220
+    assert len(text) > INLINE_CHARS
     answer = (await client.post("/tokenize", json={"prompt": text})).json()
     assert answer["tokens"] == tiny_tokenizer().encode(text)
     assert answer["count"] > answer["max_model_len"]
