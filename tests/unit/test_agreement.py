@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from twinpool.bench.agreement import compared
+from twinpool.bench.agreement.figures import PERCENTS, Metric, compared
+from twinpool.bench.agreement.generators import AIPERF, GUIDELLM, Generator
 from twinpool.bench.scripted_server import Sent
 from twinpool.bench.serving.record import Chunk, Ending, RequestRecord, Run, TokenCount
 from twinpool.errors import ConfigError
@@ -33,9 +34,9 @@ RUN = Run(
 LOG = [Sent(f"r-{n}", 5.0, [5.199 + gap * number for number in range(3)]) for n, gap in enumerate(GAPS_S)]
 
 
-def report(ttft_ms: float) -> dict[str, Any]:
+def guidellms(ttft_ms: float) -> dict[str, Any]:
     def metric(value: float) -> dict[str, Any]:
-        return {"successful": {"percentiles": {f"p{percent}": value for percent in (50, 90, 95, 99)}}}
+        return {"successful": {"percentiles": {f"p{percent}": value for percent in PERCENTS}}}
 
     metrics = {
         "time_to_first_token_ms": metric(ttft_ms),
@@ -45,19 +46,42 @@ def report(ttft_ms: float) -> dict[str, Any]:
     return {"benchmarks": [{"metrics": metrics}]}
 
 
+def aiperfs(gap_ms: float) -> dict[str, Any]:
+    def metric(value: float) -> dict[str, Any]:
+        return {"unit": "ms", **{f"p{percent}": value for percent in PERCENTS}}
+
+    return {
+        "time_to_first_token": metric(200.0),
+        "inter_chunk_latency": metric(gap_ms),
+        "inter_token_latency": metric(25.0),
+        "request_latency": metric(250.0),
+    }
+
+
 def test_each_figure_stands_beside_the_others_and_the_servers_own() -> None:
-    rows = compared(RUN, report(ttft_ms=160.0), LOG)
+    rows = compared(RUN, GUIDELLM.read(guidellms(ttft_ms=160.0)), LOG)
     found = {(row.metric, row.percent): row for row in rows}
     assert len(found) == 12
-    first = found["TTFT", 50]
+    first = found[Metric.TTFT, 50]
     assert (first.ours_ms, first.servers_ms) == (pytest.approx(200.0), pytest.approx(199.0))
     assert first.difference == pytest.approx(0.25)
-    assert found["TPOT (guidellm: ITL)", 50].difference == pytest.approx(0.0)
-    assert found["TPOT (guidellm: ITL)", 99].ours_ms == pytest.approx(30.0)
-    assert found["E2E", 99].ours_ms == pytest.approx(260.0)
+    assert found[Metric.TPOT_BY_GAPS, 50].ours_ms == pytest.approx(25.0)
+    assert found[Metric.TPOT_BY_GAPS, 99].servers_ms == pytest.approx(30.0)
+    assert found[Metric.E2E, 99].ours_ms == pytest.approx(259.8)
     assert "25.00%" in str(first)
 
 
-def test_a_report_of_another_shape_is_told_by_what_it_lacks() -> None:
-    with pytest.raises(ConfigError, match="guidellm's report has no 'benchmarks'"):
-        compared(RUN, {}, None)
+def test_gaps_and_mean_gaps_are_compared_apart() -> None:
+    rows = compared(RUN, AIPERF.read(aiperfs(gap_ms=20.0)), LOG)
+    found = {(row.metric, row.percent): row for row in rows}
+    assert found[Metric.ITL, 50].difference == pytest.approx(0.25)
+    assert found[Metric.ITL, 99].servers_ms == pytest.approx(30.0)
+    assert found[Metric.TPOT, 50].difference == pytest.approx(0.0)
+
+
+@pytest.mark.parametrize(
+    ("generator", "lacking"), [(GUIDELLM, "'benchmarks'"), (AIPERF, "'time_to_first_token'")]
+)
+def test_a_report_of_another_shape_is_told_by_what_it_lacks(generator: Generator, lacking: str) -> None:
+    with pytest.raises(ConfigError, match=f"{generator.name}'s report has no {lacking}"):
+        generator.read({})
