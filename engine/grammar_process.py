@@ -14,6 +14,8 @@ import sys
 import threading
 from typing import IO, Any, NamedTuple
 
+import setproctitle
+
 from twinpool.engine.grammars import Compiler, in_lark
 from twinpool.errors import InvalidRequest, ModelError
 from twinpool.request import Grammar, GrammarKind
@@ -48,6 +50,7 @@ def judge(compiler: Compiler, grammar: Grammar) -> Verdict:
 
 def main() -> None:
     """Runs until nothing more comes."""
+    setproctitle.setproctitle("twinpool grammars")
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the server, which then sends nothing more
     os.nice(NICENESS)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

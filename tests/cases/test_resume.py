@@ -6,6 +6,7 @@ Whatever sampling features come later join `FEATURES`, and with that go through 
 from __future__ import annotations
 
 import os
+import re
 import signal
 import uuid
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ from support.server import Server, wait_for
 from support.visitors import Answer, ask, stream
 
 NUM_TOKENS = 240
+WORDS = "(north|south|east)(,(north|south|east)){31}"
 FEATURES: dict[str, dict[str, Any]] = {
     "greedy": {},
     "temperature": {"temperature": 0.9, "seed": 7},
@@ -28,6 +30,15 @@ FEATURES: dict[str, dict[str, Any]] = {
     "stop string": {},
     "stop token": {"temperature": 0.8, "seed": 11},
     "min_tokens": {"temperature": 1.3, "seed": 12, "min_tokens": NUM_TOKENS - 20, "ignore_eos": False},
+    "json schema": {
+        "temperature": 1.0,
+        "seed": 13,
+        "ignore_eos": False,
+        "structured_outputs": {
+            "json": {"type": "array", "items": {"type": "integer"}, "minItems": NUM_TOKENS}
+        },
+    },
+    "regex": {"temperature": 1.0, "seed": 14, "ignore_eos": False, "structured_outputs": {"regex": WORDS}},
 }
 PROMPT = list(range(20, 140))
 Undisturbed = dict[str, tuple[dict[str, Any], Answer]]
@@ -57,9 +68,11 @@ def undisturbed(fleet: Fleet) -> Undisturbed:
         fields |= late_stop(name, server, fields)
         wanted[name] = (fields, stream(server, **fields))
     for name, (_, answer) in wanted.items():
-        is_stopped = name in ("stop string", "stop token")
+        is_stopped = name in ("stop string", "stop token", "regex")
         assert answer.finish == ("stop" if is_stopped else "length") or name == "min_tokens", name
         assert NUM_TOKENS // 2 < len(answer.token_ids) <= NUM_TOKENS, name
+    assert re.fullmatch(WORDS, wanted["regex"][1].text)
+    assert re.fullmatch(r"\[[-0-9, \n\r\t]+", wanted["json schema"][1].text)
     return wanted
 
 
@@ -108,7 +121,7 @@ def was_lost(server: Server, ids: list[str]) -> bool:
 def test_a_preempted_sequence_starts_over_or_asks_for_a_transfer_that_comes_only_once(
     anywhere: Server, undisturbed: Undisturbed
 ) -> None:
-    """L6, L7: eight sequences that grow to 46 blocks each in a pool of 128."""
+    """L6, L7: ten sequences that grow to up to 46 blocks each in a pool of 128."""
     before = anywhere.metric("twinpool_preemptions_total")
     with all_at_once(anywhere, undisturbed) as ids:
         pass

@@ -43,7 +43,7 @@ DEEP = Grammar(
 
 def processes() -> list[psutil.Process]:
     """The processes of all checks in this one."""
-    return [child for child in psutil.Process().children() if "grammar_process" in " ".join(child.cmdline())]
+    return [child for child in psutil.Process().children() if "twinpool grammars" in child.cmdline()]
 
 
 @pytest.fixture
