@@ -9,6 +9,14 @@ URL, MODEL = os.environ["TWINPOOL_URL"], os.environ["TWINPOOL_MODEL"]
 QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
 
 
+def usage(message: anthropic.types.Message) -> list[int]:
+    """Tokens of the prompt, those that a cache had too, and of the answer."""
+    return [
+        message.usage.input_tokens + (message.usage.cache_read_input_tokens or 0),
+        message.usage.output_tokens,
+    ]
+
+
 def main() -> None:
     """Asks for one of each kind."""
     client = anthropic.Anthropic(base_url=URL, api_key="none", max_retries=0)
@@ -34,10 +42,10 @@ def main() -> None:
             {
                 "whole": [block.text for block in whole.content],
                 "stop_reason": whole.stop_reason,
-                "usage": [whole.usage.input_tokens, whole.usage.output_tokens],
+                "usage": usage(whole),
                 "streamed": [block.text for block in streamed.content],
                 "streamed_stop_reason": streamed.stop_reason,
-                "streamed_usage": [streamed.usage.input_tokens, streamed.usage.output_tokens],
+                "streamed_usage": usage(streamed),
                 "types": types,
                 "cut": cut.stop_reason,
                 "failures": failures,
