@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from support.default_model import default_model_dir
 from support.server import Server, serving
+from support.tool_model import tool_model
 
 MODEL = "SmolLM2-135M-Instruct"
 
 
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    default_model_dir()
-    with serving(
-        tmp_path_factory.mktemp("server"), "--dtype", "float32", "--max-model-len", "2048"
-    ) as server:
+    model = tool_model(tmp_path_factory.mktemp("model"))
+    settings = ("--served-model-name", MODEL, "--dtype", "float32", "--max-model-len", "2048")
+    with serving(tmp_path_factory.mktemp("server"), str(model), *settings) as server:
         yield server
         server.wait_until_empty()

@@ -11,6 +11,7 @@ import openai
 import pydantic
 import pytest
 from support.server import Server, serving
+from support.tool_model import tool_model
 
 pytestmark = pytest.mark.timeout(120)
 MODEL = "SmolLM2-135M-Instruct"
@@ -26,7 +27,9 @@ WEATHER: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with serving(tmp_path_factory.mktemp("server"), "--prefill", "1", "--decode", "1") as server:
+    model = tool_model(tmp_path_factory.mktemp("model"))
+    settings = ("--served-model-name", MODEL, "--prefill", "1", "--decode", "1")
+    with serving(tmp_path_factory.mktemp("server"), str(model), *settings) as server:
         yield server
         server.wait_until_empty()
 
