@@ -9,6 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
+from io import StringIO
 
 from twinpool.coordinator.gateway.deltas import Content, Delta, Reasoning, ToolCallArguments, ToolCallBegin
 from twinpool.errors import InvariantViolation
@@ -32,18 +33,16 @@ class Block:
     name: str = ""
     is_cut: bool = False
     """Whether the answer had to end before the block did."""
-    _parts: list[str] = field(default_factory=list)
+    _text: StringIO = field(default_factory=StringIO)
 
     @property
     def text(self) -> str:
         """All of it so far: content, reasoning, or the JSON text of a call's arguments."""
-        if len(self._parts) > 1:
-            self._parts = ["".join(self._parts)]
-        return self._parts[0] if self._parts else ""
+        return self._text.getvalue()
 
     def append(self, text: str) -> None:
         """Adds the next part of the text."""
-        self._parts.append(text)
+        self._text.write(text)
 
 
 class BlockWriter(ABC):

@@ -181,7 +181,6 @@ def of_user(*blocks: dict[str, object]) -> list[dict[str, object]]:
         ({"thinking": {"type": "hard"}}, "thinking.type", "must be one of enabled, adaptive, disabled"),
         ({"mcp_servers": [{"url": "x"}]}, "mcp_servers", "leave it out"),
         ({"container": "c"}, "container", "leave it out"),
-        ({"context_management": {"edits": [{}]}}, "context_management", "not supported"),
         ({"output_config": {"format": {"type": "xml"}}}, "output_config.format.type", "must be json_schema"),
         ({"output_format": {"type": "json_schema"}}, "output_format.schema", "schema is missing"),
     ],

@@ -191,6 +191,7 @@ async def test_the_timeline_is_found_by_the_answers_id(client: httpx.AsyncClient
 
 async def test_what_changes_nothing_is_told_of(client: httpx.AsyncClient) -> None:
     budget = {"type": "enabled", "budget_tokens": 1024}
-    response = await client.post(MESSAGES, json={**HELLO, "thinking": budget, "frobnicate": 1})
-    assert "frobnicate" in response.headers["x-twinpool-warning"]
-    assert "thinking.budget_tokens" in response.headers["x-twinpool-warning"]
+    edits = {"edits": [{"type": "clear_thinking_20251015"}]}
+    body = {**HELLO, "thinking": budget, "context_management": edits, "frobnicate": 1}
+    warning = (await client.post(MESSAGES, json=body)).headers["x-twinpool-warning"]
+    assert warning == "ignored fields: frobnicate, thinking.budget_tokens, context_management.edits"

@@ -179,7 +179,7 @@ IMAGE = [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]
         ({"prompt": {"id": "pmpt_1"}}, "prompt", "prompts are not stored"),
         ({"background": True}, "background", "stream the answer instead"),
         ({"truncation": "auto"}, "truncation", 'set it to "disabled"'),
-        ({"max_tool_calls": 2}, "max_tool_calls", "this server has none"),
+        ({"max_tool_calls": 0}, "max_tool_calls", "it must be an integer >= 1"),
         ({"tools": [{"type": "web_search"}]}, "tools[0].type", "this server runs no tools of its own"),
         ({"tools": [{"type": "function"}]}, "tools[0].name", "tools[0].name is missing"),
         ({"tool_choice": {"type": "mcp"}}, "tool_choice.type", "it must be function or allowed_tools"),

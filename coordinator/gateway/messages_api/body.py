@@ -81,6 +81,13 @@ class MessagesBody(ExtensionFields, frozen=True, kw_only=True):
     mcp_servers: list[Any] | None = None
 
     @property
+    def without_effect(self) -> tuple[str, ...]:
+        """Fields that are set, and whose wish is not met: how long to think, what to leave out of the turns."""
+        has_budget = self.thinking is not None and self.thinking.budget_tokens is not None
+        has_edits = bool(self.context_management and self.context_management.get("edits"))
+        return ("thinking.budget_tokens",) * has_budget + ("context_management.edits",) * has_edits
+
+    @property
     def continues_turn(self) -> bool:
         """Whether the last turn is the assistant's, so that the answer goes on with it."""
         return self.messages[-1].role == "assistant"
@@ -102,11 +109,6 @@ def check_messages(raw: dict[str, Any], *, for_answer: bool) -> MessagesBody:
         if getattr(body, field):
             message = f"{field} is set, but this server runs no tools of its own; leave it out"
             raise InvalidRequest(message, param=field)
-    if body.context_management and body.context_management.get("edits"):
-        raise InvalidRequest(
-            "context_management.edits is set, which is not supported; leave out the turns yourself",
-            param="context_management",
-        )
     if body.thinking is not None and body.thinking.type not in ("enabled", "adaptive", "disabled"):
         raise InvalidRequest(
             f"thinking.type is {shown(body.thinking.type)}; it must be one of enabled, adaptive, disabled",

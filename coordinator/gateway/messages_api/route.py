@@ -62,8 +62,6 @@ def parse_messages(data: bytes, answers: AnswerFormat, *, for_answer: bool = Tru
     answer may be. Raises InvalidRequest."""
     raw = read_object(data)
     body = check_messages(raw, for_answer=for_answer)
-    ignored = [*ignored_fields(raw, MessagesBody)]
-    if body.thinking is not None and body.thinking.budget_tokens is not None:
-        ignored.append("thinking.budget_tokens")
+    ignored = [*ignored_fields(raw, MessagesBody), *body.without_effect]
     warnings = (f"ignored fields: {', '.join(ignored)}",) if ignored else ()
     return replace(chat_request(as_chat(body), answers), warnings=warnings)

@@ -152,12 +152,6 @@ def check_responses(raw: dict[str, Any]) -> ResponsesBody:
             raise InvalidRequest(
                 f"include[{index}] is {shown(name)}; it must be one of {known}", param="include"
             )
-    if body.max_tool_calls is not None:
-        message = (
-            "max_tool_calls bounds built-in tools, and this server has none; set parallel_tool_calls to false for one "
-            "call at most, or leave it out"
-        )
-        raise InvalidRequest(message, param="max_tool_calls")
     return body
 
 
