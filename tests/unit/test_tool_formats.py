@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+
 import pytest
 from support.tool_answers import (
     DEEPSEEK_R1,
@@ -13,6 +15,7 @@ from support.tool_answers import (
     answers_of,
 )
 
+from twinpool.commands.gateway_flags import add_gateway_flags, gateway_config
 from twinpool.config import ReasoningFormat, ToolCallFormat
 from twinpool.coordinator.gateway.tools.hermes import HermesFormat
 from twinpool.coordinator.gateway.tools.llama3 import Llama3Format
@@ -111,3 +114,15 @@ def test_ids_of_calls_are_as_the_models_template_takes_them() -> None:
     assert all(len(id_) == 9 and id_.isalnum() for id_ in (mistral.make_id() for _ in range(100)))
     assert hermes.id_for_template("call_123") == "call_123"
     assert mistral.id_for_template("call_abcDEF-123456") == "DEF123456"
+
+
+def test_flags_of_serve_name_the_formats(capsys: pytest.CaptureFixture[str]) -> None:
+    parser = argparse.ArgumentParser()
+    add_gateway_flags(parser)
+    default = gateway_config(parser.parse_args([]))
+    assert (default.tool_calls, default.reasoning) == (ToolCallFormat.AUTO, ReasoningFormat.AUTO)
+    given = gateway_config(parser.parse_args(["--tool-call-parser", "mistral", "--reasoning-parser", "none"]))
+    assert (given.tool_calls, given.reasoning) == (ToolCallFormat.MISTRAL, ReasoningFormat.NONE)
+    with pytest.raises(SystemExit):
+        parser.parse_args(["--tool-call-parser", "xml"])
+    assert "allowed: auto, none, hermes, llama3_json, mistral" in capsys.readouterr().err
