@@ -229,3 +229,11 @@ def test_a_mark_that_is_only_begun_is_not_shown_until_it_is_known_to_be_none() -
     assert parser.add("a <tool_") == [Content("a ")]
     assert parser.add("cal") == []
     assert parser.add("m>") == [Content("<tool_calm>")]
+
+
+@pytest.mark.parametrize("parser", [hermes, llama, mistral])
+def test_content_waits_for_nothing_if_no_mark_can_begin_in_it(parser: MakeCallParser) -> None:
+    reading = parser()
+    for piece in ("Hello", ", ", "world", "."):
+        assert reading.add(piece) == [Content(piece)]
+    assert reading.finish() == []

@@ -72,14 +72,12 @@ class CallParser(ABC):
     def _answer(self) -> Steps[None]:
         while True:
             text, mark = yield from self._reader.take_until(self._marks())
-            if mark:
-                self._writer.content(text)
-                yield from self._read_mark(mark)
-            elif (yield from self._reader.more()):
-                self._writer.content(text)
-            else:
+            if self._reader.is_at_end:
                 self._writer.content(self._last_content(text))
                 return
+            self._writer.content(text)
+            if mark:
+                yield from self._read_mark(mark)
 
     def _read_object(self, call: Call) -> Steps[bool]:
         """Reads the object of a call; false if it is none, and nothing of it was written."""

@@ -88,6 +88,11 @@ class TextReader:
         """There is no more text."""
         self._has_ended = True
 
+    @property
+    def is_at_end(self) -> bool:
+        """Whether the text has ended, and all of it is read."""
+        return self._has_ended and self._at == len(self._text)
+
     def keep(self) -> None:
         """What is read from here on may be wanted back."""
         self._kept = []
