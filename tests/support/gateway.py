@@ -142,6 +142,7 @@ class ScriptedService:
         self._max_model_len: int | None = max_model_len
         self.script: Script = says("Hello")
         self.refusal: Exception | None = None
+        self.refused_from = 0
         self.refusal_unheard: Exception | None = None
         self.num_cached = 0
         self.left: dict[str, Allowances] = {}
@@ -195,7 +196,7 @@ class ScriptedService:
             raise self.refusal_unheard
 
     def submit(self, submission: Submission, take: Take | None = None) -> AsyncIterator[Output]:
-        if self.refusal is not None:
+        if self.refusal is not None and len(self.submissions) >= self.refused_from:
             raise self.refusal
         self.submissions.append(submission)
         self._note()
@@ -286,6 +287,16 @@ def events(body: str) -> list[Any]:
     """The data of a stream's events: JSON values, and "[DONE]" as it is. Comments are left out."""
     data = [line.removeprefix("data: ") for line in body.split("\n\n") if line.startswith("data: ")]
     return [item if item == "[DONE]" else json.loads(item) for item in data]
+
+
+def named_events(body: str) -> list[dict[str, Any]]:
+    """The data of a stream's events, each of which must have its type as its name."""
+    found = []
+    for event in body.split("\n\n")[:-1]:
+        name, data = event.split("\n")
+        found.append(json.loads(data.removeprefix("data: ")))
+        assert name == f"event: {found[-1]['type']}"
+    return found
 
 
 def error_of(response: httpx.Response, status: int) -> dict[str, Any]:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import httpx
 import pytest
-from support.gateway import MODEL, ScriptedService, in_process, says, tiny_tokenizer
+from support.gateway import MODEL, ScriptedService, in_process, named_events, says, tiny_tokenizer
 
 from twinpool.coordinator.gateway.key_ring import KeyRing
 from twinpool.coordinator.gateway.routes import create_app
@@ -18,16 +17,6 @@ from twinpool.request import FinishReason
 MESSAGES = "/v1/messages"
 COUNT = "/v1/messages/count_tokens"
 HELLO = {"model": MODEL, "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 20}
-
-
-def events(body: str) -> list[dict[str, Any]]:
-    """The data of a stream's events, each of which has its type in its head."""
-    found = []
-    for event in body.split("\n\n")[:-1]:
-        head, data = event.split("\n")
-        found.append(json.loads(data.removeprefix("data: ")))
-        assert head == f"event: {found[-1]['type']}"
-    return found
 
 
 def error_of(response: httpx.Response, status: int) -> dict[str, Any]:
@@ -88,7 +77,7 @@ async def test_a_stream_has_the_same_text_and_usage(
     service.script, service.num_cached = says("the quick brown fox"), 3
     response = await client.post(MESSAGES, json={**HELLO, "stream": True})
     assert response.headers["content-type"] == "text/event-stream; charset=utf-8"
-    found = events(response.text)
+    found = named_events(response.text)
     whole = (await client.post(MESSAGES, json=HELLO)).json()
     assert found[0]["message"]["usage"] == {**whole["usage"], "output_tokens": 0}
     deltas = [event["delta"]["text"] for event in found if event["type"] == "content_block_delta"]
@@ -106,7 +95,7 @@ async def test_a_stop_sequence_is_named(
     service.script = says("the quick brown fox", FinishReason.LENGTH)
     body = {**HELLO, "stop_sequences": ["never", "bro"], "stream": stream}
     response = await client.post(MESSAGES, json=body)
-    answer = events(response.text)[-2]["delta"] if stream else response.json()
+    answer = named_events(response.text)[-2]["delta"] if stream else response.json()
     assert (answer["stop_reason"], answer["stop_sequence"]) == ("stop_sequence", "bro")
 
 
@@ -124,7 +113,7 @@ async def test_a_stream_that_is_lost_ends_with_an_error_event(
 ) -> None:
     ids = tuple(tiny_tokenizer().encode("the fox"))
     service.script = lambda _: [Output(ids, 0), RequestFailed("the worker died; try again")]
-    found = events((await client.post(MESSAGES, json={**HELLO, "stream": True})).text)
+    found = named_events((await client.post(MESSAGES, json={**HELLO, "stream": True})).text)
     assert found[-1] == {
         "type": "error",
         "error": {"type": "api_error", "message": "the worker died; try again"},

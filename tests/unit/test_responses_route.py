@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
-from typing import Any
-
 import httpx
 import pytest
 from openai.types.responses import Response
-from support.gateway import MODEL, ScriptedService, error_of, says, tiny_tokenizer
+from support.gateway import MODEL, ScriptedService, error_of, named_events, says, tiny_tokenizer
 
 from twinpool.coordinator.service import Output
 from twinpool.errors import RequestFailed
@@ -16,16 +13,6 @@ from twinpool.request import FinishReason
 
 RESPONSES = "/v1/responses"
 HELLO = {"input": "Hi", "model": MODEL}
-
-
-def events(body: str) -> list[dict[str, Any]]:
-    """The data of a stream's events, each of which has its type in its head."""
-    found = []
-    for event in body.split("\n\n")[:-1]:
-        head, data = event.split("\n")
-        found.append(json.loads(data.removeprefix("data: ")))
-        assert head == f"event: {found[-1]['type']}"
-    return found
 
 
 async def test_a_whole_answer_is_a_response_object(
@@ -66,7 +53,7 @@ async def test_a_stream_has_the_text_in_deltas_and_the_object_at_the_end(
     service.script = says("the quick brown fox")
     response = await client.post(RESPONSES, json={**HELLO, "stream": True})
     assert response.headers["content-type"] == "text/event-stream; charset=utf-8"
-    found = events(response.text)
+    found = named_events(response.text)
     assert [event["sequence_number"] for event in found] == list(range(len(found)))
     assert found[0]["type"] == "response.created"
     deltas = [event["delta"] for event in found if event["type"] == "response.output_text.delta"]
@@ -94,7 +81,7 @@ async def test_a_stream_that_is_lost_ends_with_a_failed_response(
 ) -> None:
     ids = tuple(tiny_tokenizer().encode("the fox"))
     service.script = lambda _: [Output(ids, 0), RequestFailed("the worker died; try again")]
-    found = events((await client.post(RESPONSES, json={**HELLO, "stream": True})).text)
+    found = named_events((await client.post(RESPONSES, json={**HELLO, "stream": True})).text)
     assert found[-1]["type"] == "response.failed"
     assert found[-1]["response"]["error"]["message"] == "the worker died; try again"
     assert found[-1]["response"]["output"][0]["content"][0]["text"] == "the fox"

@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator
-from typing import Any
 
 import httpx
 import pytest
-from support.gateway import CHAT_TEMPLATE, MODEL, ScriptedService, error_of, in_process, says, tiny_tokenizer
+from support.gateway import (
+    CHAT_TEMPLATE,
+    MODEL,
+    ScriptedService,
+    error_of,
+    in_process,
+    named_events,
+    says,
+    tiny_tokenizer,
+)
 
 from twinpool.coordinator.gateway.routes import create_app
 from twinpool.engine.chat_template import ChatTemplate
@@ -51,10 +59,6 @@ async def client(service: ScriptedService) -> AsyncIterator[httpx.AsyncClient]:
         yield client
 
 
-def events(body: str) -> list[dict[str, Any]]:
-    return [json.loads(event.split("\ndata: ")[1]) for event in body.split("\n\n")[:-1]]
-
-
 async def test_a_response_has_reasoning_and_calls_as_items(client: httpx.AsyncClient) -> None:
     whole = (await client.post("/v1/responses", json=RESPONSE)).json()
     reasoning, *_, call = whole["output"]
@@ -63,7 +67,7 @@ async def test_a_response_has_reasoning_and_calls_as_items(client: httpx.AsyncCl
     assert json.loads(call["arguments"]) == {"at": "Bonn"}
     details = whole["usage"]["output_tokens_details"]
     assert 0 < details["reasoning_tokens"] < whole["usage"]["output_tokens"]
-    found = events((await client.post("/v1/responses", json={**RESPONSE, "stream": True})).text)
+    found = named_events((await client.post("/v1/responses", json={**RESPONSE, "stream": True})).text)
     final = found[-1]["response"]
     assert [item["type"] for item in final["output"]] == [item["type"] for item in whole["output"]]
     assert final["output"][-1]["arguments"] == call["arguments"]
@@ -79,7 +83,7 @@ async def test_a_message_has_thinking_and_tool_use_as_blocks(client: httpx.Async
     assert thinking["thinking"].strip() == "Hm."
     assert (use["type"], use["name"], use["input"]) == ("tool_use", "weather", {"at": "Bonn"})
     assert whole["stop_reason"] == "tool_use"
-    found = events((await client.post("/v1/messages", json={**MESSAGE, "stream": True})).text)
+    found = named_events((await client.post("/v1/messages", json={**MESSAGE, "stream": True})).text)
     deltas = [event["delta"] for event in found if event["type"] == "content_block_delta"]
     arguments = "".join(delta["partial_json"] for delta in deltas if delta["type"] == "input_json_delta")
     assert json.loads(arguments) == use["input"]
