@@ -139,6 +139,12 @@ def test_a_stream_that_breaks_ends_with_what_there_is_and_why() -> None:
     assert (message["status"], message["content"][0]["text"]) == ("incomplete", "Par")
 
 
+def test_a_stream_that_breaks_before_its_first_token_has_a_beginning_too() -> None:
+    found = events(writer().failed(RequestFailed("the worker died; try again")))
+    kinds = [event["type"] for event in found]
+    assert kinds == ["response.created", "response.in_progress", "response.failed"]
+
+
 def test_the_object_says_what_was_asked_for_and_what_it_took() -> None:
     answer = writer(
         instructions="Be brief.",

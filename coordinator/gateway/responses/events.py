@@ -77,8 +77,10 @@ class ResponseWriter(BlockWriter):
         """What ends a stream that broke: the object as far as it came, with the reason."""
         if self._open is not None:
             self._open.is_cut, self._open = True, None
+        # Clients want the beginning first, even of what fails before its first token.
+        begun = b"" if self._num_events else self.opening()
         response = {**self._response("failed"), "error": error(failure)}
-        return self._event("response.failed", response=response)
+        return begun + self._event("response.failed", response=response)
 
     def _finish(self, *, is_cut: bool) -> bytes:
         # Clients look for a message: an answer without a word has an empty one.
