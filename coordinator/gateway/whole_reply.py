@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from twinpool.coordinator.gateway.answer import Piece
 from twinpool.coordinator.gateway.reply import Reply
 from twinpool.coordinator.gateway.strand import Strand
 from twinpool.coordinator.service import Output
-from twinpool.errors import RequestFailed
+from twinpool.errors import InvalidRequest, RequestFailed
 
 INLINE_LOGPROBS = 64
 """Tokens whose log probabilities are written on the event loop, in a few milliseconds at most; more in a thread."""
+MAX_LOGPROBS = 1 << 20
+"""Log probabilities, of chosen and of likeliest tokens, that one body may have: about 100 MB while it is collected."""
 
 
 class WholeReply(Reply):
@@ -21,13 +23,30 @@ class WholeReply(Reply):
 
     fixed_headers: ClassVar[dict[str, str]] = {"content-type": "application/json"}
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._num_logprobs = 0
+
     def _take_at_once(self, strand: Strand, output: Output) -> bool:
-        strand.backlog.add(self._take(strand, output))
+        self._keep(strand, self._take(strand, output))
         return True
+
+    def _keep(self, strand: Strand, piece: Piece) -> None:
+        """Raises InvalidRequest if the answer grows beyond what one body may have."""
+        strand.backlog.add(piece)
+        for entries in (piece.logprobs, piece.prompt_logprobs):
+            if entries:
+                self._num_logprobs += len(entries) * (1 + len(entries[-1].top))
+        if self._num_logprobs > MAX_LOGPROBS:
+            raise InvalidRequest(
+                f"the answer has more than {MAX_LOGPROBS} log probabilities, which is too much for one body; stream "
+                "it, or ask for fewer choices, fewer tokens or fewer of the likeliest",
+                param="logprobs",
+            )
 
     async def _follow(self, strand: Strand, outputs: AsyncIterator[Output]) -> None:
         async for output in outputs:
-            strand.backlog.add(self._take(strand, output))
+            self._keep(strand, self._take(strand, output))
             if strand.backlog.has_end:
                 break
         if not strand.backlog.has_end:
