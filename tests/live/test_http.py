@@ -14,7 +14,7 @@ import pytest
 from support.gateway import MODEL, SILENCE, ScriptedService, says, tiny_tokenizer
 from support.http_gateway import HELLO, THE, Gateway, posted, read_until, running, serve, until
 
-from twinpool.coordinator.gateway.routes import INLINE_CHARS
+from twinpool.coordinator.gateway.prompts import INLINE_CHARS
 from twinpool.coordinator.service import Output
 from twinpool.engine.tokenizer import Tokenizer
 from twinpool.errors import ConfigError, QueueFull, RequestFailed

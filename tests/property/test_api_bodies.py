@@ -5,16 +5,25 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.gateway import tiny_tokenizer
 
-from twinpool.coordinator.gateway.bodies import NOT_SUPPORTED, ChatBody, CompletionBody
-from twinpool.coordinator.gateway.requests import GenerationRequest, parse_chat, parse_completion
+from twinpool.config import GatewayConfig
+from twinpool.coordinator.gateway.bodies import MAX_CHOICES, NOT_SUPPORTED, ChatBody, CompletionBody
+from twinpool.coordinator.gateway.parsing import parse_chat, parse_completion
+from twinpool.coordinator.gateway.requests import GenerationRequest
+from twinpool.coordinator.gateway.tools import AnswerFormat
 from twinpool.errors import InvalidRequest
 
+PARSES: tuple[Callable[[bytes], GenerationRequest], ...] = (
+    partial(parse_chat, answers=AnswerFormat.of(tiny_tokenizer(), GatewayConfig())),
+    parse_completion,
+)
 FIELDS = sorted(
     {field.name for body in (ChatBody, CompletionBody) for field in msgspec.structs.fields(body)}
     | set(NOT_SUPPORTED)
@@ -49,8 +58,8 @@ def test_every_json_body_is_a_request_or_a_sentence(
     fields: dict[str, Any], messages: Any, prompt: Any
 ) -> None:
     for parse, body in (
-        (parse_chat, {"messages": messages, **fields}),
-        (parse_completion, {"prompt": prompt, **fields}),
+        (PARSES[0], {"messages": messages, **fields}),
+        (PARSES[1], {"prompt": prompt, **fields}),
     ):
         outcome = request_or_sentence(parse, json.dumps(body).encode())
         if isinstance(outcome, GenerationRequest):
@@ -63,7 +72,7 @@ def test_every_json_body_is_a_request_or_a_sentence(
 @settings(max_examples=200, deadline=None)
 @given(data=st.binary(max_size=40))
 def test_every_other_body_is_refused(data: bytes) -> None:
-    for parse in (parse_chat, parse_completion):
+    for parse in PARSES:
         assert isinstance(request_or_sentence(parse, data), str)
 
 
@@ -86,5 +95,9 @@ def check_request(request: GenerationRequest) -> None:
     assert request.min_tokens >= 0
     assert "" not in request.stop
     assert all(token_id >= 0 for token_id in request.stop_token_ids)
-    if isinstance(request.prompt, tuple):
-        assert all(isinstance(token_id, int) and token_id >= 0 for token_id in request.prompt)
+    assert 1 <= request.n * len(request.prompts) <= MAX_CHOICES
+    assert all(-100 <= bias <= 100 for _, bias in request.logit_bias)
+    assert request.repetition_penalty > 0
+    for prompt in request.prompts:
+        if isinstance(prompt, tuple):
+            assert all(isinstance(token_id, int) and token_id >= 0 for token_id in prompt)

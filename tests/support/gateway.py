@@ -86,7 +86,7 @@ def logprobs_of(token_id: int, place: int, num_top: int) -> TokenLogprobs:
 def with_logprobs(step: Output, submission: Submission) -> Output:
     """The output with the log probabilities that its request asks for."""
     sampling, prompt = submission.sampling, submission.prompt_token_ids
-    if sampling.logprobs is not None and step.token_ids:
+    if sampling.logprobs is not None and step.token_ids and not step.logprobs:
         first = len(prompt) + step.first_index
         step = step._replace(
             logprobs=tuple(
@@ -145,6 +145,7 @@ class ScriptedService:
         self.refused_from = 0
         self.refusal_unheard: Exception | None = None
         self.num_cached = 0
+        self.forgets_facts = False
         self.left: dict[str, Allowances] = {}
         self.knocks: list[tuple[str, str, int]] = []
         self.ready_answer = (True, "")
@@ -229,6 +230,8 @@ class ScriptedService:
         return self.left.get(tenant.name, Allowances())
 
     def facts(self, request_id: str) -> RequestFacts:
+        if self.forgets_facts:
+            raise UnknownRequest(f"no request {request_id!r} is known")
         (submission,) = [s for s in self.submissions if s.request_id == request_id]
         cached = min(self.num_cached, len(submission.prompt_token_ids))
         return RequestFacts(cached, len(submission.prompt_token_ids) - cached, 0, 0, 0.1, 0.2, 0.05, 0.4)

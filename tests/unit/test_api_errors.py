@@ -48,6 +48,9 @@ async def test_a_body_needs_no_content_type(client: httpx.AsyncClient) -> None:
     [
         ({"prompt": [1, 10**6]}, "prompt"),
         ({"prompt": "a", "stop_token_ids": [10**6]}, "stop_token_ids"),
+        ({"prompt": "a", "logit_bias": {"1000000": 1}}, "logit_bias"),
+        ({"prompt": ["a", ""]}, "prompt"),
+        ({"prompt": [[1], [10**6]]}, "prompt"),
         ({"prompt": ""}, "prompt"),
         ({"prompt": [[]]}, "prompt"),
         ({"prompt": "a", "min_tokens": 17}, "min_tokens"),

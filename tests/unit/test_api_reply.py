@@ -11,9 +11,16 @@ from support.gateway import MODEL, SILENCE, IdleConnection, ScriptedService, tin
 
 from twinpool.config import GatewayConfig
 from twinpool.coordinator.gateway.answer import Answer
-from twinpool.coordinator.gateway.reply import Reply, StreamedReply, WholeReply
+from twinpool.coordinator.gateway.chat_shape import ChatShape
+from twinpool.coordinator.gateway.prompts import Prompt
+from twinpool.coordinator.gateway.reply import Reply
 from twinpool.coordinator.gateway.request_ids import RequestIds
-from twinpool.coordinator.gateway.shapes import ChatShape
+from twinpool.coordinator.gateway.requests import GenerationRequest
+from twinpool.coordinator.gateway.shapes import Heading
+from twinpool.coordinator.gateway.strand import Strand
+from twinpool.coordinator.gateway.streamed_reply import StreamedReply
+from twinpool.coordinator.gateway.token_texts import TokenTexts
+from twinpool.coordinator.gateway.whole_reply import WholeReply
 from twinpool.coordinator.service import Output, Submission, Take
 from twinpool.coordinator.tenants import ANYONE
 from twinpool.engine.detokenizer import IncrementalDetokenizer
@@ -55,11 +62,21 @@ def reply_to(
     connection: Connection,
     limits: GatewayConfig = PATIENT,
     stop: tuple[str, ...] = (),
+    num_choices: int = 1,
 ) -> Reply:
-    submission = Submission("r", (1, 2), SamplingParams(max_tokens=9, seed=1), 0.0, 0.0, 0.0)
-    shape = ChatShape("r", MODEL, 0, (1, 2), include_usage=False, return_token_ids=False)
-    answer = Answer(IncrementalDetokenizer(tiny_tokenizer()), stop, 0)
-    return kind(service, submission, answer, shape, limits, RequestIds().claim(ANYONE, "r", connection))
+    claim = RequestIds().claim(ANYONE, "r", connection)
+    claim.num_choices = num_choices
+    wanted = GenerationRequest(prompts=((1, 2),), n=num_choices, stop=stop)
+    strands = [
+        Strand(
+            service,
+            Submission(id_, (1, 2), SamplingParams(max_tokens=9, seed=1), 0.0, 0.0, 0.0),
+            Answer(IncrementalDetokenizer(tiny_tokenizer()), wanted.rules),
+        )
+        for id_ in claim.strand_ids
+    ]
+    heading = Heading("r", MODEL, 0, wanted, (Prompt((1, 2)),), TokenTexts(tiny_tokenizer()))
+    return kind(strands, ChatShape(heading), heading, limits, claim)
 
 
 async def run(reply: Reply, connection: Connection) -> None:

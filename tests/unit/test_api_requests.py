@@ -6,12 +6,18 @@ import json
 from typing import Any
 
 import pytest
+from support.gateway import tiny_tokenizer
 
-from twinpool.coordinator.gateway.bodies import NOT_SUPPORTED
-from twinpool.coordinator.gateway.requests import Conversation, parse_chat, parse_completion
+from twinpool.config import GatewayConfig
+from twinpool.coordinator.gateway.bodies import NOT_SUPPORTED, ChatBody, CompletionBody
+from twinpool.coordinator.gateway.conversations import Conversation
+from twinpool.coordinator.gateway.parsing import parse_chat, parse_completion
+from twinpool.coordinator.gateway.tools import AnswerFormat
 from twinpool.errors import ContextLengthExceeded, InvalidRequest
 from twinpool.messages import Generate, decode, encode
 from twinpool.request import Job
+
+ANSWERS = AnswerFormat.of(tiny_tokenizer(), GatewayConfig())
 
 
 def completion(**fields: object) -> Any:
@@ -20,7 +26,7 @@ def completion(**fields: object) -> Any:
 
 def chat(**fields: object) -> Any:
     messages = [{"role": "user", "content": "Hi"}]
-    return parse_chat(json.dumps({"messages": messages, **fields}).encode())
+    return parse_chat(json.dumps({"messages": messages, **fields}).encode(), ANSWERS)
 
 
 @pytest.mark.parametrize(
@@ -50,16 +56,56 @@ def chat(**fields: object) -> Any:
         ({"stop_token_ids": [1, -1]}, "stop_token_ids[1]", "it must be an integer >= 0"),
         ({"prompt": 5}, "prompt", "prompt is 5; it must be a string or a list"),
         ({"prompt": []}, "prompt", "prompt is an empty list"),
-        ({"prompt": ["a", "b"]}, "prompt", "prompt is a list of 2 prompts; send one request for each"),
-        ({"prompt": [1, "b"]}, "prompt", "prompt is a list of 2 prompts; send one request for each"),
+        (
+            {"prompt": [1, "b"]},
+            "prompt",
+            "prompt is a list of 2 that are not of one kind; send texts, lists of",
+        ),
+        ({"prompt": ["a", [1]]}, "prompt", "prompt is a list of 2 that are not of one kind"),
+        ({"prompt": ["a"] * 129}, "prompt", "which is 129 answers; ask for at most 128 in one request"),
+        ({"prompt": ["a"] * 65, "n": 2}, "n", "n is 2 for each of 65 prompts, which is 130 answers"),
         ({"prompt": [1, -2]}, "prompt[1]", "prompt[1] is -2; it must be an integer >= 0"),
         ({"prompt": None}, "prompt", "prompt is null; it must be a string or a list"),
         ({"stream_options": {"include_usage": True}}, "stream_options", "set stream to true or leave it out"),
         ({"stream": True, "stream_options": 1}, "stream_options", "it must be an object"),
         ({"max_tokens": 5, "max_completion_tokens": 6}, "max_completion_tokens", "send one of them"),
-        ({"n": 2}, "n", "n is 2, which is not supported yet; leave it out or set it to 1"),
-        ({"logprobs": 0}, "logprobs", "logprobs is 0, which is not supported yet"),
-        ({"logit_bias": {"5": 1}}, "logit_bias", 'logit_bias is {"5":1}, which is not supported yet'),
+        ({"n": 0}, "n", "n is 0; it must be an integer >= 1"),
+        ({"n": 129}, "n", "n is 129; it must be an integer <= 128"),
+        ({"n": 2, "best_of": 3}, "best_of", "best_of is 3 and n is 2"),
+        ({"best_of": 2}, "best_of", "so leave best_of out"),
+        ({"logprobs": -1}, "logprobs", "logprobs is -1; it must be an integer >= 0"),
+        ({"logprobs": 21}, "logprobs", "logprobs is 21; it must be an integer <= 20"),
+        ({"logprobs": True}, "logprobs", "logprobs is true; it must be how many of the likeliest tokens"),
+        ({"top_logprobs": 2}, "top_logprobs", "top_logprobs is 2, which is not supported here"),
+        ({"prompt_logprobs": -1}, "prompt_logprobs", "it must be an integer >= 0"),
+        ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs", "not available in a stream"),
+        (
+            {"logit_bias": {"5": 101}},
+            "logit_bias",
+            "logit_bias of token 5 is 101.0; it must be from -100 to 100",
+        ),
+        (
+            {"logit_bias": {"the": 1}},
+            "logit_bias",
+            'logit_bias has the key "the"; its keys must be token ids',
+        ),
+        ({"logit_bias": {"²": 1}}, "logit_bias", "its keys must be token ids"),
+        ({"logit_bias": {"5": "x"}}, "logit_bias", 'is {"5":"x"}; each of its values must be a number'),
+        ({"logit_bias": [1]}, "logit_bias", "logit_bias is [1]; it must be an object"),
+        ({"presence_penalty": 2.5}, "presence_penalty", "it must be a number <= 2.0"),
+        ({"frequency_penalty": -3}, "frequency_penalty", "it must be a number >= -2.0"),
+        ({"repetition_penalty": 0}, "repetition_penalty", "it must be a number > 0.0"),
+        (
+            {"truncate_prompt_tokens": 0},
+            "truncate_prompt_tokens",
+            "which leaves no prompt; set it to 1 or more",
+        ),
+        ({"truncate_prompt_tokens": -2}, "truncate_prompt_tokens", "it must be an integer >= -1"),
+        ({"echo": 1}, "echo", "echo is 1; it must be true or false"),
+        ({"suffix": "x"}, "suffix", "suffix is a string of 1 characters, which is not supported here"),
+        ({"continue_final_message": True}, "continue_final_message", "is not supported here"),
+        ({"metadata": 5}, "metadata", "metadata is 5; it must be an object"),
+        ({"ignore_eos": True, "guided_regex": "a+"}, "ignore_eos", "guided_regex says where the answer ends"),
     ],
 )
 def test_a_wrong_field_is_named_with_its_value_and_what_to_change(
@@ -87,8 +133,8 @@ def test_a_wrong_field_is_named_with_its_value_and_what_to_change(
         ),
         (
             [{"role": "assistant", "tool_calls": [{"id": "1"}]}],
-            "messages[0].tool_calls",
-            "messages[0].tool_calls is not supported yet",
+            "messages[0].tool_calls[0].function",
+            "messages[0].tool_calls[0].function is missing",
         ),
     ],
 )
@@ -119,16 +165,73 @@ def test_null_and_harmless_values_of_unsupported_fields_are_accepted(field: str)
         completion(**{field: "something else"})
 
 
-def test_unknown_fields_are_ignored() -> None:
-    assert completion(user="me", metadata={"a": [1]}, made_up=1) == completion()
+@pytest.mark.parametrize(
+    ("fields", "param", "said"),
+    [
+        ({"top_logprobs": 2}, "top_logprobs", "top_logprobs is 2, but logprobs is not true"),
+        ({"logprobs": 2}, "logprobs", "logprobs is 2; it must be true or false"),
+        ({"max_tokens": 0}, "max_tokens", "max_tokens is 0; it must be an integer >= 1"),
+        (
+            {"echo": True},
+            "echo",
+            "echo is true, which is not supported here; leave it out or set it to false",
+        ),
+        (
+            {"continue_final_message": True, "add_generation_prompt": True},
+            "continue_final_message",
+            "are both true",
+        ),
+        (
+            {"chat_template": "{{ x }}"},
+            "chat_template",
+            "is a string of 7 characters, which is not supported",
+        ),
+        (
+            {"documents": ["x"]},
+            "documents[0]",
+            "documents[0] is a string of 1 characters; it must be an object",
+        ),
+        (
+            {"tools": [{"type": "function", "function": {"name": "f"}}]},
+            "tools",
+            "chat template takes no tools",
+        ),
+        ({"tool_choice": "sometimes"}, "tool_choice", "it must be"),
+    ],
+)
+def test_a_wrong_field_of_a_chat_is_named(fields: dict[str, object], param: str, said: str) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        chat(**fields)
+    assert refused.value.param == param
+    assert said in refused.value.message
 
 
-def test_null_means_absent() -> None:
-    names = (
-        "model", "stream", "stream_options", "max_tokens", "max_completion_tokens", "min_tokens", "temperature",
-        "top_p", "top_k", "min_p", "seed", "ignore_eos", "stop", "stop_token_ids", "cache_salt",
-    )  # fmt: skip
-    assert completion(**dict.fromkeys(names)) == completion()
+def test_fields_that_change_nothing_are_taken() -> None:
+    fields = {
+        "user": "me", "metadata": {"a": "b"}, "store": True, "service_tier": "auto", "safety_identifier": "x",
+        "prompt_cache_key": "k", "best_of": 1, "n": 1, "logprobs": False, "logit_bias": {},
+    }  # fmt: skip
+    assert completion(**fields) == completion()
+    further = {
+        "verbosity": "low",
+        "parallel_tool_calls": True,
+        "tools": [],
+        "tool_choice": "none",
+        "documents": [],
+    }
+    assert chat(**fields, **further) == chat()
+
+
+def test_fields_that_nobody_has_heard_of_are_named() -> None:
+    assert completion(made_up=1, other=None).warnings == ("ignored fields: made_up, other",)
+    assert chat(made_up=1, echo=None).warnings == ("ignored fields: made_up",)
+
+
+@pytest.mark.parametrize("kind", [ChatBody, CompletionBody])
+def test_null_means_absent(kind: type[ChatBody] | type[CompletionBody]) -> None:
+    names = {*kind.__struct_fields__, *kind.not_supported} - {"prompt", "messages"}
+    parse = completion if kind is CompletionBody else chat
+    assert parse(**dict.fromkeys(names)) == parse()
 
 
 def test_top_k_minus_one_is_off() -> None:
@@ -136,8 +239,10 @@ def test_top_k_minus_one_is_off() -> None:
 
 
 def test_a_request_that_asks_for_huge_numbers_can_be_sent_to_a_worker() -> None:
-    request = completion(top_k=2**70, seed=2**63 - 1, temperature=1e6, prompt=[1])
-    job = Job("r", 1, (1,), request.sampling(1, 64, default_max_tokens=16), (0,))
+    biases = {str(token_id): -100 for token_id in range(1024)}
+    huge = {"top_k": 2**70, "seed": 2**63 - 1, "temperature": 1e6, "repetition_penalty": 1e6}
+    request = completion(**huge, logit_bias=biases, logprobs=20, prompt_logprobs=20, prompt=[1])
+    job = Job("r", 1, (1,), request.sampling(1, 64), (0,))
     assert decode(encode(Generate(job))) == Generate(job)
 
 
@@ -154,9 +259,64 @@ def test_one_stop_string_needs_no_list() -> None:
 def test_text_parts_of_a_message_are_joined() -> None:
     content = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     request = chat(messages=[{"role": "user", "content": content}, {"role": "assistant", "content": None}])
-    assert request.prompt == Conversation(
-        ({"role": "user", "content": "a\nb"}, {"role": "assistant", "content": ""}), {}
-    )
+    messages = ({"role": "user", "content": "a\nb"}, {"role": "assistant", "content": ""})
+    assert request.prompts == (Conversation(messages, {}),)
+
+
+def test_the_last_message_may_be_gone_on_with() -> None:
+    (conversation,) = chat(
+        messages=[{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "The "}],
+        continue_final_message=True,
+    ).prompts
+    text = conversation.render(tiny_tokenizer())
+    assert text == "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\nThe "
+    with pytest.raises(InvalidRequest, match="the last message has no text"):
+        chat(messages=[{"role": "assistant"}], continue_final_message=True)
+
+
+def test_the_template_need_not_begin_an_answer() -> None:
+    (conversation,) = chat(add_generation_prompt=False).prompts
+    assert conversation.render(tiny_tokenizer()) == "<|im_start|>user\nHi<|im_end|>\n"
+
+
+@pytest.mark.parametrize(
+    ("prompt", "prompts"),
+    [
+        ("a", ("a",)),
+        (["a"], ("a",)),
+        (["a", "b"], ("a", "b")),
+        ([1, 2], ((1, 2),)),
+        ([[1, 2]], ((1, 2),)),
+        ([[1, 2], [3]], ((1, 2), (3,))),
+    ],
+)
+def test_a_prompt_is_one_or_many(prompt: object, prompts: tuple[object, ...]) -> None:
+    assert completion(prompt=prompt).prompts == prompts
+
+
+def test_to_generate_nothing_the_prompt_must_be_asked_about() -> None:
+    for fields in ({"echo": True}, {"prompt_logprobs": 0}):
+        request = completion(max_tokens=0, **fields)
+        assert (request.is_prompt_only, request.sampling(5, 9).max_tokens) == (True, 1)
+    assert completion(max_tokens=0, echo=True, logprobs=3).sampling(5, 9).prompt_logprobs == 3
+
+
+def test_what_is_told_of_the_prompt_is_the_more_of_what_was_asked() -> None:
+    for fields, told in (
+        ({"logprobs": 3}, None),
+        ({"logprobs": 3, "echo": True}, 3),
+        ({"logprobs": 3, "echo": True, "prompt_logprobs": 5}, 5),
+        ({"echo": True}, None),
+        ({"prompt_logprobs": 0}, 0),
+    ):
+        assert completion(**fields).sampling(5, 99).prompt_logprobs == told
+
+
+def test_of_a_long_prompt_as_much_is_kept_as_was_asked() -> None:
+    assert completion().kept_tokens(100) is None
+    assert completion(truncate_prompt_tokens=7).kept_tokens(100) == 7
+    assert completion(truncate_prompt_tokens=-1).kept_tokens(100) == 99
+    assert completion(truncate_prompt_tokens=-1, max_tokens=20).kept_tokens(100) == 80
 
 
 def test_arguments_of_the_template_cannot_replace_the_servers() -> None:
@@ -170,13 +330,13 @@ def test_the_output_limit_has_two_names() -> None:
 
 
 def test_the_answer_takes_what_the_context_leaves() -> None:
-    assert chat().sampling(10, 100, default_max_tokens=None).max_tokens == 90
-    assert completion().sampling(10, 100, default_max_tokens=16).max_tokens == 16
-    assert completion().sampling(99, 100, default_max_tokens=16).max_tokens == 1
-    assert completion(max_tokens=90).sampling(10, 100, default_max_tokens=16).max_tokens == 90
+    assert chat().sampling(10, 100).max_tokens == 90
+    assert completion().sampling(10, 100).max_tokens == 16
+    assert completion().sampling(99, 100).max_tokens == 1
+    assert completion(max_tokens=90).sampling(10, 100).max_tokens == 90
 
 
 @pytest.mark.parametrize(("num_prompt", "max_tokens"), [(10, 91), (100, 1), (100, None), (101, None)])
 def test_what_does_not_fit_the_context_is_refused(num_prompt: int, max_tokens: int | None) -> None:
     with pytest.raises(ContextLengthExceeded, match="shorten the prompt"):
-        completion(max_tokens=max_tokens).sampling(num_prompt, 100, default_max_tokens=16)
+        completion(max_tokens=max_tokens).sampling(num_prompt, 100)

@@ -12,7 +12,7 @@ import pytest
 from support.gateway import MODEL, ScriptedService, error_of, events, says, tiny_tokenizer
 
 import twinpool
-from twinpool.coordinator.gateway.routes import INLINE_CHARS
+from twinpool.coordinator.gateway.prompts import INLINE_CHARS
 from twinpool.coordinator.service import Output
 from twinpool.engine.tokenizer import Tokenizer
 from twinpool.request import FinishReason
@@ -44,6 +44,7 @@ async def test_a_chat_answer_has_text_reason_and_usage(
         "prompt_tokens": num_prompt,
         "completion_tokens": num_output,
         "total_tokens": num_prompt + num_output,
+        "prompt_tokens_details": {"cached_tokens": 0},
     }
     assert service.delivered_ids == [service.submission.request_id]
 
@@ -251,12 +252,18 @@ async def test_sampling_fields_reach_the_workers(client: httpx.AsyncClient, serv
     body = {
         **HELLO, "max_completion_tokens": 7, "temperature": 0.5, "top_p": 0.9, "top_k": 40, "min_p": 0.1,
         "seed": 11, "ignore_eos": True, "min_tokens": 2, "stop_token_ids": [4, 9], "cache_salt": "tenant",
+        "repetition_penalty": 1.2, "presence_penalty": -0.5, "frequency_penalty": 0.25, "logprobs": True,
+        "top_logprobs": 3, "logit_bias": {"5": -100, "7": 1.5},
     }  # fmt: skip
     await client.post(CHAT, json=body)
     sampling = service.submission.sampling
     assert (sampling.max_tokens, sampling.temperature, sampling.top_p, sampling.top_k) == (7, 0.5, 0.9, 40)
     assert (sampling.min_p, sampling.seed, sampling.ignore_eos, sampling.min_tokens) == (0.1, 11, True, 2)
     assert sampling.stop_token_ids == (4, 9)
+    penalties = (sampling.repetition_penalty, sampling.presence_penalty, sampling.frequency_penalty)
+    assert penalties == (1.2, -0.5, 0.25)
+    assert sampling.logit_bias == ((5, -100), (7, 1.5))
+    assert (sampling.logprobs, sampling.prompt_logprobs) == (3, None)
     assert service.submission.cache_salt not in ("", "tenant")
 
 
