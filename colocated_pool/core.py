@@ -10,6 +10,7 @@ from twinpool.decode_pool.scheduler import DecodeScheduler, why_never_fits
 from twinpool.decode_pool.steps import StepsUnderWay
 from twinpool.engine.batch import SequenceSlice, StepBatch
 from twinpool.engine.block_pool import BlockPool, BlockTable, PrefixChain
+from twinpool.engine.look_back import LookBack
 from twinpool.errors import InvariantViolation
 from twinpool.layout import KVLayout
 from twinpool.messages import (
@@ -36,6 +37,7 @@ from twinpool.worker.core import (
     StepDone,
     StepPlan,
     Tick,
+    cannot_go_on,
 )
 
 TOKEN_BUDGET = 128
@@ -48,13 +50,14 @@ class Host:
     """The role that a colocated core is a guest of, in a hybrid: whose pool and counters it uses.
 
     `num_free_slots` jobs may start beside what the host has. With `join` that role generates: it takes each
-    computed prompt (job, its table, which is the host's then, its chain, the first token). Without, the guest does.
+    computed prompt (job, its table, which is the host's then, its chain, the first token, what it looks back with).
+    Without, the guest does.
     """
 
     pool: BlockPool
     counters: Counters
     num_free_slots: Callable[[], int]
-    join: Callable[[Job, BlockTable, PrefixChain, int], None] | None = None
+    join: Callable[[Job, BlockTable, PrefixChain, int, LookBack | None], None] | None = None
 
 
 class ColocatedCore:
@@ -252,8 +255,12 @@ class ColocatedCore:
                 self._count_hybrid(WorkerMetric.HYBRID_PROMPT_TOKENS, len(chunk.token_ids))
             if chunk.key in self._cancelled:
                 continue
-            if not in_prefill:
-                tokens.append(self._decode.complete(chunk, done.output.token_ids[chunk.key]))
+            if (farewell := cannot_go_on(chunk.key, done.output)) is not None:
+                self.counters.add(WorkerMetric.REFUSED)
+                self._release(chunk.key)
+                self._tell(farewell)
+            elif not in_prefill:
+                tokens.append(self._decode.complete(chunk, done.output))
                 self._count_hybrid(WorkerMetric.HYBRID_OUTPUT_TOKENS, 1)
             else:
                 tokens += self._computed(chunk, done, now)
@@ -268,19 +275,20 @@ class ColocatedCore:
 
     def _computed(self, chunk: SequenceSlice, done: StepDone, now: float) -> list[Token]:
         """Takes note of a chunk; returns the first token if it was the last one."""
-        prompt = self._prefill.complete(chunk)
+        prompt = self._prefill.complete(chunk, done.output.scores.get(chunk.key, ()))
         prompt.moved_at = now
         if not prompt.is_done or prompt.table is None:
             return []
         job = prompt.job
         self.counters.add(WorkerMetric.PROMPT_TOKENS_CACHED, prompt.num_cached)
-        self._tell(prompt.report(now))
-        token = prompt.first_token(done.output.token_ids[job.key])
+        for message in prompt.reports(now):
+            self._tell(message)
+        token = prompt.first_token(done.output)
         if token.finish:
             self.pool.release(prompt.table)
         else:
             join = self._host.join if self._host and self._host.join else self._decode.join
-            join(job, self.pool.hand_over(prompt.table), prompt.chain, token.token_id)
+            join(job, self.pool.hand_over(prompt.table), prompt.chain, token.token_id, prompt.look_back)
         return [token]
 
     def _count_hybrid(self, metric: WorkerMetric, amount: int) -> None:

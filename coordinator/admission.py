@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from twinpool.bounds import MOST_PROMPT_LOGPROBS
 from twinpool.config import CoordinatorConfig
 from twinpool.coordinator.accounts import Account, Accounts
 from twinpool.coordinator.lifecycle import Request
@@ -52,6 +53,7 @@ class Admission:
         num_to_compute = num_prompt - num_cached
         never = (
             self._never_fits(num_prompt, max_tokens)
+            or _too_much_to_tell(submission)
             or account.never_allows(num_prompt, max_tokens)
             or _never_in_time(submission, self.prefill.least_seconds_for(num_to_compute), now)
         )
@@ -169,6 +171,18 @@ class Admission:
 def _longest(found: Sequence[TryLater | None]) -> TryLater | None:
     refusals = [refusal for refusal in found if refusal is not None]
     return max(refusals, key=lambda refusal: refusal.retry_after_s, default=None)
+
+
+def _too_much_to_tell(submission: Submission) -> InvalidRequest | None:
+    """Why the log probabilities that are asked for are too many for one message; None if they are not."""
+    num_prompt, num_top = len(submission.prompt_token_ids), submission.sampling.prompt_logprobs
+    if num_top is None or num_prompt * (1 + num_top) <= MOST_PROMPT_LOGPROBS:
+        return None
+    return InvalidRequest(
+        f"prompt_logprobs is {num_top} and the prompt has {num_prompt} tokens, {num_prompt * (1 + num_top)} log "
+        f"probabilities in all; at most {MOST_PROMPT_LOGPROBS} are told: lower prompt_logprobs, or shorten the prompt",
+        param="prompt_logprobs",
+    )
 
 
 def _never_in_time(submission: Submission, least_s: float, now: float) -> InvalidRequest | None:

@@ -76,7 +76,7 @@ class Custody:
         """The present attempt is lost: start another one with the tokens so far, or give up."""
         request.timeline.attempts[-1].ended = f"{reason}: {detail}" if detail else reason
         self._tally.add(CoordinatorMetric.ATTEMPTS_LOST, reason)
-        request.early.clear()
+        request.forget_outputs()
         if reason in FAULTS:
             self._emit(Note(f"attempt {request.attempt} at {request.request_id} is lost: {reason}, {detail}"))
         if reason in LACK_OF_ROOM:
@@ -138,7 +138,7 @@ class Custody:
             self._emit_last(request, FinishReason.ERROR, error)
         if request in self._queue:
             self._queue.remove(request)
-        request.early.clear()
+        request.forget_outputs()
         request.give_up(now)
         self._cancel_legs(request, now)
         self.settle(request, now)
@@ -162,7 +162,7 @@ class Custody:
         if Resource.QUEUE_SLOT in released:
             self._queue.remove(request)
         if Resource.OUTPUT_BUFFER in released:
-            request.early.clear()
+            request.forget_outputs()
         if request.state in (RequestState.QUEUED, RequestState.DRAINING):
             self._cancel_legs(request, now)
         elif Resource.PREFILL_BLOCKS in released and (prefill := request.leg(LegKind.PREFILL)):

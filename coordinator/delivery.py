@@ -12,7 +12,7 @@ from twinpool.coordinator.lifecycle import Leg, LegKind, Move, Request
 from twinpool.coordinator.service import Output
 from twinpool.coordinator.tally import Tally
 from twinpool.coordinator.timeline import Attempt
-from twinpool.messages import Token
+from twinpool.messages import PromptLogprobs, Token
 from twinpool.metrics import CoordinatorMetric, Timing
 from twinpool.request import RequestState
 
@@ -27,6 +27,23 @@ class Delivery:
         self._tally = tally
         self._emit = emit
         self._itl = tally.timings[Timing.ITL]
+
+    def take_prompt_logprobs(self, leg: Leg, message: PromptLogprobs, now: float) -> None:
+        """What a worker has found out about the prompt: kept for the client's first output. What was not asked for, or
+        is of another number of tokens, is a fault."""
+        request = leg.request
+        wanted = len(request.submission.prompt_token_ids) - 1
+        is_awaited = (
+            request.wants_prompt_logprobs
+            and leg.kind is not LegKind.DECODE
+            and request.state is RequestState.PREFILLING
+            and request.prompt_logprobs is None
+        )
+        if is_awaited and len(message.entries) == wanted:
+            request.prompt_logprobs = message.entries
+        else:
+            what = f"log probabilities of {len(message.entries)} prompt tokens"
+            self._refuse(leg, f"{what}, wanted are {wanted if is_awaited else 'none'}", now)
 
     def take(self, leg: Leg, token: Token, now: float) -> None:
         """A worker's token of the present attempt: emitted if it is its turn, kept if it is early, else a fault."""
@@ -48,8 +65,15 @@ class Delivery:
             in_turn = index == expected and (is_first or leg.kind is not LegKind.PREFILL)
             in_turn &= leg.kind is not LegKind.DECODE or request.handed_off
         if not in_turn:
-            self._custody.fault(f"{leg.worker.worker_id} sent token {index} out of turn: {request.story()}")
-            self._custody.resume(request, PROTOCOL, now)
+            self._refuse(leg, f"token {index} out of turn", now)
+            return
+        if (token.logprobs is None) != (request.submission.sampling.logprobs is None):
+            self._refuse(
+                leg, f"token {index} with{'out' if token.logprobs is None else ''} log probabilities", now
+            )
+            return
+        if not index and request.wants_prompt_logprobs and request.prompt_logprobs is None:
+            self._refuse(leg, "the first token and no log probabilities of the prompt's", now)
             return
         if token.finish is not None:
             self._custody.close(leg)  # its worker has released everything
@@ -62,6 +86,8 @@ class Delivery:
         """Emits `token`, whose turn it is, and those that waited for it."""
         first_index = len(request.emitted)
         token_ids = [token.token_id]
+        logprobs = () if token.logprobs is None else (token.logprobs,)
+        prompt_logprobs, request.prompt_logprobs = request.prompt_logprobs, None
         if request.state is RequestState.PREFILLING:
             self._compare(request.timeline.attempts[-1], now)
         if token.finish is None and request.state is RequestState.PREFILLING:
@@ -69,6 +95,8 @@ class Delivery:
         while follower := request.early.pop(first_index + len(token_ids), None):
             token = follower
             token_ids.append(token.token_id)
+            if token.logprobs is not None:
+                logprobs = (*logprobs, token.logprobs)
         if request.timeline.first_token_at is None:
             request.timeline.first_token_at = now
         else:
@@ -80,10 +108,15 @@ class Delivery:
         request.timeline.num_output_tokens = len(request.emitted)
         self._custody.serve(request, len(token_ids))
         self._tally.add(CoordinatorMetric.TOKENS_DELIVERED, amount=len(token_ids))
-        output = Output(tuple(token_ids), first_index, token.finish)
+        output = Output(tuple(token_ids), first_index, token.finish, None, logprobs, prompt_logprobs)
         self._emit(Emit(request.request_id, output))
         if token.finish is not None:
             self._custody.end(request, Move.FINISH, token.finish, now, is_silent=True)
+
+    def _refuse(self, leg: Leg, what: str, now: float) -> None:
+        """The worker has sent what it must not: its attempt is lost."""
+        self._custody.fault(f"{leg.worker.worker_id} sent {what}: {leg.request.story()}")
+        self._custody.resume(leg.request, PROTOCOL, now)
 
     def _compare(self, attempt: Attempt, now: float) -> None:
         """The attempt's first token is there: was that predicted?"""

@@ -22,7 +22,7 @@ from twinpool.coordinator.service import Submission
 from twinpool.coordinator.timeline import Timeline
 from twinpool.errors import InvariantViolation
 from twinpool.messages import Token
-from twinpool.request import Job, RequestKey, RequestState
+from twinpool.request import Job, RequestKey, RequestState, TokenLogprobs
 
 if TYPE_CHECKING:
     from twinpool.coordinator.registry import Worker
@@ -134,8 +134,9 @@ class Request:
     """One request at the coordinator.
 
     `account` is its tenant's. `emitted` are the output tokens that went out, in order; `early` those that came before
-    their turn (the two workers' connections race), by index. `queued_at` is when it began to wait, and has
-    not got anywhere since. `number` is its place in the order in which requests first came to the queue.
+    their turn (the two workers' connections race), by index. `prompt_logprobs` are those that the present attempt has
+    told, until the first token takes them along. `queued_at` is when it began to wait, and has not got anywhere since.
+    `number` is its place in the order in which requests first came to the queue.
     """
 
     def __init__(self, submission: Submission, account: Account) -> None:
@@ -149,6 +150,7 @@ class Request:
         self.timeline.stamps.append((RequestState.RECEIVED, submission.received_at))
         self.emitted: list[int] = []
         self.early: dict[int, Token] = {}
+        self.prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
         self.last_token_at = submission.received_at
         self.attempt = 0
         self.uncharged_attempts: set[int] = set()
@@ -168,6 +170,11 @@ class Request:
     def num_tokens(self) -> int:
         """Tokens of the prompt and of the output so far: what the next attempt has to prefill."""
         return len(self.submission.prompt_token_ids) + len(self.emitted)
+
+    @property
+    def wants_prompt_logprobs(self) -> bool:
+        """Whether its client is to get the log probabilities of the prompt's tokens, and has none yet."""
+        return self.submission.sampling.prompt_logprobs is not None and not self.emitted
 
     @property
     def starts_charged(self) -> int:
@@ -214,6 +221,11 @@ class Request:
         self.state = target
         self.timeline.stamps.append((target, now))
         return rule.owns - TABLE[target].owns
+
+    def forget_outputs(self) -> None:
+        """What the present attempt has told and the client has not got is worth nothing any more."""
+        self.early.clear()
+        self.prompt_logprobs = None
 
     def give_up(self, now: float) -> None:
         """Enters DRAINING whatever the table says: a rule was broken, and nothing more is wanted of the request."""

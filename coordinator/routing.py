@@ -138,7 +138,10 @@ class Router:
         return None
 
     def matched(self, request: Request, worker: Worker) -> int:
-        """Prompt tokens of the request that the worker should hold in its prefix cache."""
+        """Prompt tokens of the request that the worker should find in its prefix cache; none if it is to tell their log
+        probabilities, for which it has to compute them."""
+        if request.wants_prompt_logprobs:
+            return 0
         return self._index.num_matched_tokens(request.prefix, worker.incarnation)
 
     def best_match(self, request: Request) -> int:

@@ -51,6 +51,7 @@ from twinpool.messages import (
     Message,
     Prefill,
     PrefillReport,
+    PromptLogprobs,
     PushTo,
     Reserve,
     StepTokens,
@@ -260,6 +261,9 @@ class CoordinatorCore:
                     if worker.role is not Role.DECODE:  # a hybrid one computes in the gaps between its steps
                         self._admission.prefill.computed(message.num_computed, message.compute_s)
                     leg.request.timeline.attempts[-1].prefill = message
+            case PromptLogprobs(key=key):
+                if (leg := self._leg_of(worker, key)) is not None:
+                    self._delivery.take_prompt_logprobs(leg, message, now)
             case Granted(key=key):
                 if (leg := self._leg_of(worker, key, LegKind.DECODE)) is not None:
                     self._on_granted(leg, message)

@@ -6,7 +6,7 @@ import asyncio
 
 from twinpool.coordinator.service import Output, Take
 from twinpool.errors import InvariantViolation, RequestError
-from twinpool.request import FinishReason
+from twinpool.request import FinishReason, TokenLogprobs
 
 
 class OutputStream:
@@ -22,6 +22,8 @@ class OutputStream:
     def __init__(self, take: Take | None = None) -> None:
         self._take_at_once = take
         self._token_ids: list[int] = []
+        self._logprobs: list[TokenLogprobs] = []
+        self._prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
         self._first_index = 0
         self._finish: FinishReason | None = None
         self._error: RequestError | None = None
@@ -54,6 +56,9 @@ class OutputStream:
                 self._first_index += len(output.token_ids)
                 return
         self._token_ids += output.token_ids
+        self._logprobs += output.logprobs
+        if output.prompt_logprobs is not None:
+            self._prompt_logprobs = output.prompt_logprobs
         self._finish, self._error = output.finish, output.error
         self._wake()
 
@@ -86,9 +91,18 @@ class OutputStream:
         raise StopAsyncIteration
 
     def _take(self) -> Output:
-        output = Output(tuple(self._token_ids), self._first_index, self._finish, self._error)
+        output = Output(
+            tuple(self._token_ids),
+            self._first_index,
+            self._finish,
+            self._error,
+            tuple(self._logprobs),
+            self._prompt_logprobs,
+        )
         self._first_index += len(self._token_ids)
-        self._token_ids = []
+        self._token_ids.clear()
+        self._logprobs.clear()
+        self._prompt_logprobs = None
         self._is_over = self._finish is not None
         return output
 

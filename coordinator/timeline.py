@@ -7,7 +7,6 @@ coordinator clock's; durations that a worker measured on its own clock are repor
 
 from __future__ import annotations
 
-import math
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -242,14 +241,13 @@ class Timeline:
     def facts(self, now: float, block_size: int) -> RequestFacts:
         """What became of the request until `now`, as its client is told; KV blocks have `block_size` tokens."""
         stages = self.stages_us(now)
-        first_at = math.inf if self.first_token_at is None else self.first_token_at
-        reports = [a.prefill for a in self.attempts if a.prefill is not None and a.started_at <= first_at]
+        told = [a.prefill for a in self.attempts if a.first_token_s is not None and a.prefill is not None]
         moved = [
             (a.prefill, a.handoff) for a in self.attempts if a.prefill is not None and a.handoff is not None
         ]
         return RequestFacts(
-            num_cached_tokens=reports[-1].num_cached if reports else 0,
-            num_computed_tokens=reports[-1].num_computed if reports else 0,
+            num_cached_tokens=told[0].num_cached if told else 0,
+            num_computed_tokens=told[0].num_computed if told else 0,
             num_transferred_tokens=sum(
                 max(0, report.num_cached + report.num_computed - handoff.num_blocks_cached * block_size)
                 for report, handoff in moved

@@ -11,6 +11,7 @@ from twinpool.decode_pool.scheduler import DecodeScheduler
 from twinpool.decode_pool.steps import StepsUnderWay
 from twinpool.engine.batch import StepBatch
 from twinpool.engine.block_pool import BlockPool, BlockTable, PrefixChain
+from twinpool.engine.look_back import LookBack
 from twinpool.errors import InvariantViolation
 from twinpool.kv_transfer.ledger import OwnershipLedger, Writer
 from twinpool.layout import KVLayout
@@ -43,6 +44,7 @@ from twinpool.worker.core import (
     StepPlan,
     Tick,
     Verified,
+    cannot_go_on,
 )
 
 
@@ -114,9 +116,16 @@ class DecodeCore:
         """`guests` use the pool, too, and `join` when their prompts are computed."""
         self._guests = guests
 
-    def join(self, job: Job, table: BlockTable, chain: PrefixChain, first_token: int) -> None:
+    def join(
+        self,
+        job: Job,
+        table: BlockTable,
+        chain: PrefixChain,
+        first_token: int,
+        look_back: LookBack | None,
+    ) -> None:
         """A guest's prompt is computed: it generates from the next step on, and `table` is this core's."""
-        self._scheduler.join(job, table, chain, first_token)
+        self._scheduler.join(job, table, chain, first_token, look_back)
         self._steps.changed()
 
     # ── the role's interface ──────────────────────────────────────────────────────────────────────────────
@@ -250,14 +259,22 @@ class DecodeCore:
         self._steps.end(done)
         self.counters.add(WorkerMetric.STEPS)
         self.counters.add(WorkerMetric.STEP_SECONDS, done.output.seconds)
-        self.counters.add(WorkerMetric.OUTPUT_TOKENS, len(slices))
         prompt_tokens = 0
+        num_failed = 0
         tokens = []
         for chunk in slices:
             if len(chunk.token_ids) > 1 or chunk.start < self._scheduler.num_prompt_tokens(chunk.key):
                 prompt_tokens += len(chunk.token_ids)
-            if chunk.key not in self._cancelled:
-                tokens.append(self._scheduler.complete(chunk, done.output.token_ids[chunk.key]))
+            if chunk.key in self._cancelled:
+                continue
+            if (farewell := cannot_go_on(chunk.key, done.output)) is not None:
+                num_failed += 1
+                self._scheduler.leave(chunk.key)
+                self._tell(farewell)
+            else:
+                tokens.append(self._scheduler.complete(chunk, done.output))
+        self.counters.add(WorkerMetric.OUTPUT_TOKENS, len(slices) - num_failed)
+        self.counters.add(WorkerMetric.REFUSED, num_failed)
         self.pool.check_count()
         self.counters.add(WorkerMetric.DECODE_POOL_PROMPT_TOKENS, prompt_tokens)
         if prompt_tokens and self._strict:

@@ -6,8 +6,9 @@ from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from twinpool.engine.batch import SequenceSlice
+from twinpool.engine.batch import SequenceSlice, StepOutput
 from twinpool.engine.block_pool import BlockPool, BlockTable, PrefixChain
+from twinpool.engine.look_back import LookBack
 from twinpool.errors import InvariantViolation
 from twinpool.messages import Token
 from twinpool.request import Job, RequestKey
@@ -39,6 +40,7 @@ class DecodeSequence:
     table: BlockTable
     chain: PrefixChain
     token_ids: list[int]
+    look_back: LookBack | None
 
     @property
     def key(self) -> RequestKey:
@@ -84,8 +86,16 @@ class DecodeScheduler:
         """Tokens that the sequence joined with KV of: its prompt, and what earlier attempts had emitted."""
         return len(self._running[key].job.token_ids)
 
-    def join(self, job: Job, table: BlockTable, chain: PrefixChain, first_token: int) -> None:
+    def join(
+        self,
+        job: Job,
+        table: BlockTable,
+        chain: PrefixChain,
+        first_token: int,
+        look_back: LookBack | None = None,
+    ) -> None:
         """The job's tokens are in `table`, which is the scheduler's from now on; `first_token` follows them.
+        `look_back` is the sequence's, if its prompt was computed here.
 
         Raises:
             InvariantViolation: this attempt runs already.
@@ -93,7 +103,9 @@ class DecodeScheduler:
         if job.key in self._running:
             raise InvariantViolation(f"{job.key} joined twice")
         self._pool.seal(table, chain, len(job.token_ids))
-        self._running[job.key] = DecodeSequence(job, table, chain, [*job.token_ids, first_token])
+        token_ids = [*job.token_ids, first_token]
+        look_back = LookBack.of(job) if look_back is None else look_back
+        self._running[job.key] = DecodeSequence(job, table, chain, token_ids, look_back)
 
     def leave(self, key: RequestKey) -> None:
         """Ends the sequence and releases its blocks."""
@@ -125,15 +137,16 @@ class DecodeScheduler:
             if not self._fits(sequence, start + 1 if key in in_step else start):
                 return None
             if key in in_step:
-                awaited.append(AwaitedSlice(sequence.job, index, start, sequence.table.block_ids))
+                block_ids = sequence.table.block_ids
+                awaited.append(AwaitedSlice(sequence.job, index, start, block_ids, sequence.look_back))
             else:
                 joining.append(self._slice(sequence))
         return PlanAhead(running, tuple(awaited), tuple(joining)) if awaited or joining else None
 
-    def complete(self, chunk: SequenceSlice, token_id: int) -> Token:
-        """The slice has run and gave `token_id`. If that ends the answer, the sequence leaves."""
+    def complete(self, chunk: SequenceSlice, output: StepOutput) -> Token:
+        """The slice has run, and its token is in `output`. If that ends the answer, the sequence leaves."""
         sequence = self._running[chunk.key]
-        index = sequence.output_index
+        index, token_id = sequence.output_index, output.token_ids[chunk.key]
         sequence.token_ids.append(token_id)
         if chunk.end % self._pool.block_size == 0:
             sequence.chain.extend(sequence.token_ids)
@@ -141,7 +154,7 @@ class DecodeScheduler:
         finish = sequence.job.finish_reason(index, token_id)
         if finish:
             self.leave(chunk.key)
-        return Token(chunk.key, index, token_id, finish)
+        return Token(chunk.key, index, token_id, finish, output.logprobs.get(chunk.key))
 
     def _has_room(
         self, sequence: DecodeSequence, preempted: list[RequestKey], make_room: Callable[[], bool] | None
@@ -172,4 +185,5 @@ class DecodeScheduler:
             sequence.table.block_ids,
             job.sampling,
             job.banned_token_ids(sequence.output_index),
+            sequence.look_back,
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from twinpool.config import SchedulerConfig
-from twinpool.engine.batch import StepBatch
+from twinpool.engine.batch import StepBatch, StepOutput
 from twinpool.engine.block_pool import BlockPool, BlockTable
 from twinpool.errors import InvariantViolation
 from twinpool.layout import KVLayout
@@ -56,6 +56,7 @@ from twinpool.worker.core import (
     StepPlan,
     StopPush,
     Tick,
+    cannot_go_on,
 )
 
 TOKEN_BUDGET = 512
@@ -322,22 +323,29 @@ class PrefillCore:
         jobs = [self._jobs[chunk.key] for chunk in done.plan.batch.slices]
         tokens: list[Token] = []
         for job, chunk in zip(jobs, done.plan.batch.slices, strict=True):
-            if not job.ending:
-                self._scheduler.complete(chunk)
-                if chunk.sampling:
-                    tokens.append(self._first_token(job, done.output.token_ids[chunk.key], now))
+            if job.ending:
+                continue
+            if (farewell := cannot_go_on(chunk.key, done.output)) is not None:
+                self.counters.add(WorkerMetric.REFUSED)
+                self._scheduler.withdraw(job.key)
+                job.ending, job.farewell = True, farewell
+                continue
+            self._scheduler.complete(chunk, done.output.scores.get(chunk.key, ()))
+            if chunk.sampling:
+                tokens.append(self._first_token(job, done.output, now))
         if tokens:
             self._tell(StepTokens(tuple(tokens)))
         for job in jobs:
             self._advance(job)
         self.pool.check_count()
 
-    def _first_token(self, job: Handoff, token_id: int, now: float) -> Token:
+    def _first_token(self, job: Handoff, output: StepOutput, now: float) -> Token:
         self.counters.add(WorkerMetric.OUTPUT_TOKENS)
         self.counters.add(WorkerMetric.PROMPT_TOKENS_CACHED, job.prompt.num_cached)
-        self._tell(job.prompt.report(now))
-        token = job.prompt.first_token(token_id)
-        job.first_token = token_id
+        for message in job.prompt.reports(now):
+            self._tell(message)
+        token = job.prompt.first_token(output)
+        job.first_token = token.token_id
         job.ending = token.finish is not None
         return token
 

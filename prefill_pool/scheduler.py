@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from twinpool.config import SchedulerConfig
-from twinpool.engine.batch import SequenceSlice
+from twinpool.engine.batch import Scoring, SequenceSlice, StepOutput
 from twinpool.engine.block_pool import BlockPool, BlockTable, PrefixChain
+from twinpool.engine.look_back import LookBack
 from twinpool.errors import InvariantViolation
-from twinpool.messages import PrefillReport, Token
-from twinpool.request import Job, RequestKey
+from twinpool.messages import Message, PrefillReport, PromptLogprobs, Token
+from twinpool.request import Job, RequestKey, TokenLogprobs
 
 
 @dataclass(slots=True, eq=False)
@@ -21,18 +22,21 @@ class Prompt:
 
     `num_done` tokens have their KV in `table`; the first `num_cached` of them came from the prefix cache.
     `table` is None until the prompt is started, and then holds the blocks of the whole prompt. It came, or got on with
-    computing, at `moved_at`.
+    computing, at `moved_at`. `scores` are what is known of the log probabilities of its tokens, from the second on, if
+    the job asks for them.
     """
 
     job: Job
     chain: PrefixChain
     arrived_at: float
+    look_back: LookBack | None = None
     num_cached: int = 0
     num_done: int = 0
     num_steps: int = 0
     started_at: float = 0.0
     table: BlockTable | None = None
     moved_at: float = 0.0
+    scores: list[TokenLogprobs] = field(default_factory=list)
 
     @property
     def num_tokens(self) -> int:
@@ -49,9 +53,19 @@ class Prompt:
         """Whether all its KV is in the table."""
         return self.num_done == self.num_tokens
 
-    def report(self, now: float) -> PrefillReport:
-        """What the prompt took, once it is done."""
-        return PrefillReport(
+    def scoring(self, start: int, end: int) -> Scoring | None:
+        """What is asked for of the tokens that follow those at positions [start, end), as far as they are the
+        prompt's; None if nothing is."""
+        num_top = self.job.sampling.prompt_logprobs
+        if num_top is None or not self.job.wants_prompt_logprobs:
+            return None
+        followers = self.job.token_ids[start + 1 : end + 1]
+        return Scoring(followers, num_top) if followers else None
+
+    def reports(self, now: float) -> list[Message]:
+        """What is told before the first token, once the prompt is done: what it took, and what is asked for of its
+        tokens."""
+        report = PrefillReport(
             key=self.job.key,
             queue_s=self.started_at - self.arrived_at,
             compute_s=now - self.started_at,
@@ -59,11 +73,16 @@ class Prompt:
             num_computed=self.num_tokens - self.num_cached,
             num_steps=self.num_steps,
         )
+        if not self.job.wants_prompt_logprobs:
+            return [report]
+        return [report, PromptLogprobs(self.job.key, tuple(self.scores))]
 
-    def first_token(self, token_id: int) -> Token:
+    def first_token(self, output: StepOutput) -> Token:
         """The token that was sampled after the prompt, as the client gets it."""
-        index = self.job.num_emitted
-        return Token(self.job.key, index, token_id, self.job.finish_reason(index, token_id))
+        job, index = self.job, self.job.num_emitted
+        token_id = output.token_ids[job.key]
+        finish = job.finish_reason(index, token_id)
+        return Token(job.key, index, token_id, finish, output.logprobs.get(job.key))
 
 
 class Admission(Protocol):
@@ -127,7 +146,7 @@ class PrefillScheduler:
             raise InvariantViolation(f"{job.key} is queued twice")
         chain = PrefixChain(self._pool.block_size, job.cache_salt)
         chain.extend(job.token_ids)
-        prompt = Prompt(job, chain, now, moved_at=now)
+        prompt = Prompt(job, chain, now, LookBack.of(job), moved_at=now)
         prompt.num_cached = self._pool.count_cached(self._usable(prompt)) * self._pool.block_size
         self._prompts[job.key] = prompt
         return prompt
@@ -154,14 +173,18 @@ class PrefillScheduler:
             slices.append(chunk)
         return slices
 
-    def complete(self, chunk: SequenceSlice) -> Prompt:
-        """The chunk's KV is in the blocks: the full ones become findable. A prompt that is done leaves the
-        scheduler; its table is the caller's."""
+    def complete(self, chunk: SequenceSlice, scores: Sequence[TokenLogprobs] = ()) -> Prompt:
+        """The chunk's KV is in the blocks: the full ones become findable. `scores` are those of its `scoring`. A prompt
+        that is done leaves the scheduler; its table is the caller's."""
         prompt = self._prompts[chunk.key]
         if prompt.table is None or chunk.start != prompt.num_done:
             raise InvariantViolation(
                 f"{chunk.key} computed from {chunk.start}, but {prompt.num_done} are done"
             )
+        num_scores = len(chunk.scoring.followers) if chunk.scoring else 0
+        if len(scores) != num_scores:
+            raise InvariantViolation(f"{chunk.key} asked for {num_scores} scores and got {len(scores)}")
+        prompt.scores += scores
         prompt.num_done = chunk.end
         prompt.num_steps += 1
         self._pool.seal(prompt.table, prompt.chain, prompt.num_done)
@@ -181,6 +204,7 @@ class PrefillScheduler:
         if youngest.table:
             self._pool.release(youngest.table)
         youngest.table, youngest.num_done = None, 0
+        youngest.scores.clear()
         return True
 
     def _rank(self, prompt: Prompt, now: float) -> tuple[bool, float, float]:
@@ -189,6 +213,8 @@ class PrefillScheduler:
         return True, prompt.num_left, prompt.arrived_at
 
     def _usable(self, prompt: Prompt) -> list[bytes]:
+        if prompt.job.wants_prompt_logprobs:
+            return []  # each token's are of the logits before it, which no cache has
         # The last token is always computed: its logits are the first output token.
         return prompt.chain.digests[: (prompt.num_tokens - 1) // self._pool.block_size]
 
@@ -220,4 +246,6 @@ class PrefillScheduler:
             prompt.table.block_ids,
             job.sampling if last else None,
             job.banned_token_ids(job.num_emitted) if last else (),
+            prompt.look_back,
+            prompt.scoring(start, end),
         )

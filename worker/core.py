@@ -23,7 +23,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from twinpool.engine.batch import SequenceSlice, StepBatch, StepOutput
-from twinpool.messages import Manifest, Message, WorkerStats
+from twinpool.engine.look_back import LookBack
+from twinpool.messages import Dropped, DropReason, Manifest, Message, WorkerStats
 from twinpool.request import Job, RequestKey
 
 # ── events ────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -240,12 +241,13 @@ class StepPlan:
 @dataclass(frozen=True, slots=True)
 class AwaitedSlice:
     """The slice of a token that is still to be sampled, as the job's output token `output_index`: by the step that
-    runs. It is to stand at position `start`, for which there is a slot in `block_table`."""
+    runs. It is to stand at position `start`, for which there is a slot in `block_table`. `look_back`: as in slices."""
 
     job: Job
     output_index: int
     start: int
     block_table: tuple[int, ...]
+    look_back: LookBack | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,23 +266,43 @@ class PlanAhead:
         yield from (chunk.key for chunk in self.joining)
 
     def resolve(self, ran: StepPlan, output: StepOutput) -> StepPlan | None:
-        """The step itself, without the sequences whose answer `output` ends. None if none is left, or if another step
-        than `after` has run. A pure function: the step thread calls it."""
+        """The step itself, without the sequences whose answer `output` ends, or that have failed in it. None if none is
+        left, or if another step than `after` has run. A pure function: the step thread calls it."""
         if ran != self.after:
             return None
         slices: list[SequenceSlice] = []
         for awaited in self.awaited:
             job, index = awaited.job, awaited.output_index
+            if job.key in output.failed:
+                continue
             token_id = output.token_ids[job.key]
             if job.finish_reason(index, token_id) is None:
                 banned = job.banned_token_ids(index + 1)
                 slices.append(
                     SequenceSlice(
-                        job.key, (token_id,), awaited.start, awaited.block_table, job.sampling, banned
+                        job.key,
+                        (token_id,),
+                        awaited.start,
+                        awaited.block_table,
+                        job.sampling,
+                        banned,
+                        awaited.look_back,
                     )
                 )
         slices += self.joining
         return StepPlan(StepBatch(tuple(slices))) if slices else None
+
+
+MOST_DETAIL = 1000
+"""Characters of a reason: a library's may quote all that it was given."""
+
+
+def cannot_go_on(key: RequestKey, output: StepOutput) -> Dropped | None:
+    """What the coordinator hears of a sequence that has failed in a step: no other worker could go on with it either.
+    None if it has not."""
+    if (detail := output.failed.get(key)) is None:
+        return None
+    return Dropped(key, DropReason.REFUSED, detail[:MOST_DETAIL])
 
 
 class RoleCore(Protocol):

@@ -57,6 +57,7 @@ from twinpool.worker.core import (
 from twinpool.worker.incoming import IncomingLinks
 from twinpool.worker.links import LinkSettings, LocalPool
 from twinpool.worker.outgoing import OutgoingLinks
+from twinpool.worker.preparation import Preparation
 from twinpool.worker.progress import Progress
 from twinpool.worker.step_thread import Runner, StepResult, StepThread
 from twinpool.worker.transfers import Transfers
@@ -128,6 +129,7 @@ class WorkerShell:
         self._register = msgspec.structs.replace(parts.register, endpoint=endpoint)
         senders = self._outgoing.senders if self._outgoing else {}
         self._steps = StepThread(parts.runner, parts.pool.region.layout.num_layers, senders, self._step_ended)
+        self._preparation = Preparation(parts.runner)
         self._transfers = Transfers(
             parts.pool, self._steps, senders, self._incoming, self._handle, self._spawn
         )
@@ -173,6 +175,7 @@ class WorkerShell:
         comes from this process, and that it writes nowhere."""
         for task in self._tasks:
             task.cancel()
+        self._preparation.close()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         try:
             async with asyncio.timeout(self._step_timeout_s):
@@ -335,6 +338,7 @@ class WorkerShell:
             case Peers(peers):
                 self._update_peers(peers)
             case _:
+                self._preparation.heard(message)
                 self._handle(FromCoordinator(message))
 
     def _from_peer(self, worker_id: str, incarnation: str, message: Message) -> None:

@@ -11,6 +11,7 @@ from typing import Protocol, TypeVar
 from twinpool.engine.batch import LayerGroupsDone, StepBatch, StepOutput
 from twinpool.errors import PeerLost
 from twinpool.kv_transfer.connector import BlockRange, KVSender
+from twinpool.request import Job
 from twinpool.worker.core import BlockPush, PlanAhead, StepPlan
 
 T = TypeVar("T")
@@ -22,6 +23,11 @@ class Runner(Protocol):
     def run(self, batch: StepBatch, on_layer_done: Callable[[int], None] | None = None) -> StepOutput:
         """Runs one step; calls `on_layer_done(layer)` when that layer's KV of the whole batch is final in memory, and
         of `LayerGroupsDone` after its layers at least."""
+        ...
+
+    def prepare(self, job: Job) -> None:
+        """Does ahead of its steps what the job's grammar takes, on any thread. May raise; a step then finds out by
+        itself, and tells it as `StepOutput.failed`."""
         ...
 
 

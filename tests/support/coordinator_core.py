@@ -34,13 +34,14 @@ from twinpool.messages import (
     LinkReady,
     Message,
     PrefillReport,
+    PromptLogprobs,
     Register,
     StepTokens,
     Token,
     WorkerStats,
 )
 from twinpool.metrics import CoordinatorMetric
-from twinpool.request import FinishReason, RequestKey, RequestState, SamplingParams
+from twinpool.request import FinishReason, RequestKey, RequestState, SamplingParams, TokenLogprobs
 
 EOS = 2
 LAYOUT = KVLayout(num_layers=2, num_kv_heads=1, head_dim=8, block_size=16, dtype=Dtype.FLOAT32)
@@ -66,13 +67,15 @@ def submission(
     max_tokens: int = 4,
     at: float = 0.0,
     first: int = 100,
+    sampling: dict[str, Any] | None = None,
     **more: Any,
 ) -> Submission:
-    """A request of `num_prompt` tokens, received at `at`, validated 1 ms and tokenized 3 ms later."""
+    """A request of `num_prompt` tokens, received at `at`, validated 1 ms and tokenized 3 ms later. `sampling` has more
+    of its parameters."""
     return Submission(
         request_id=request_id,
         prompt_token_ids=tuple(range(first, first + num_prompt)),
-        sampling=SamplingParams(max_tokens=max_tokens, seed=1),
+        sampling=SamplingParams(max_tokens=max_tokens, seed=1, **(sampling or {})),
         received_at=at,
         validated_at=at + 0.001,
         tokenized_at=at + 0.003,
@@ -183,23 +186,40 @@ class CoreDriver:
         finish: FinishReason | None = None,
         attempt: int = 1,
         request_id: str = "r",
+        logprobs: TokenLogprobs | None = None,
     ) -> None:
         """A step of one token; the token's id is 1000 + its index."""
         key = RequestKey(request_id, attempt)
-        self.say(worker_id, StepTokens((Token(key, index, 1000 + index, finish),)))
+        self.say(worker_id, StepTokens((Token(key, index, 1000 + index, finish, logprobs),)))
+
+    def prompt_logprobs(
+        self, worker_id: str, entries: tuple[TokenLogprobs, ...], attempt: int = 1, request_id: str = "r"
+    ) -> None:
+        """What is known of the prompt's tokens."""
+        self.say(worker_id, PromptLogprobs(RequestKey(request_id, attempt), entries))
 
     def grant(self, attempt: int = 1, worker_id: str = "D", request_id: str = "r") -> None:
         """Decode grants one block."""
         self.say(worker_id, Granted(RequestKey(request_id, attempt), 7, (3,), 0, 0.0))
 
-    def report(self, attempt: int = 1, worker_id: str = "P", request_id: str = "r") -> None:
+    def report(
+        self,
+        attempt: int = 1,
+        worker_id: str = "P",
+        request_id: str = "r",
+        num_cached: int = 0,
+        num_computed: int = 10,
+    ) -> None:
         """Prefill has computed the prompt."""
-        self.say(worker_id, PrefillReport(RequestKey(request_id, attempt), 0.1, 0.2, 0, 10, 1))
+        key = RequestKey(request_id, attempt)
+        self.say(worker_id, PrefillReport(key, 0.1, 0.2, num_cached, num_computed, 1))
 
-    def handoff(self, attempt: int = 1, worker_id: str = "D", request_id: str = "r") -> None:
+    def handoff(
+        self, attempt: int = 1, worker_id: str = "D", request_id: str = "r", num_blocks_cached: int = 0
+    ) -> None:
         """Decode owns the request."""
         key = RequestKey(request_id, attempt)
-        self.say(worker_id, HandoffReport(key, "loopback", 4096, 0.001, 0.0, 1, 0))
+        self.say(worker_id, HandoffReport(key, "loopback", 4096, 0.001, 0.0, 1, num_blocks_cached))
 
     def dropped(self, worker_id: str, reason: str, attempt: int = 1, request_id: str = "r") -> None:
         """The worker lets go."""

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from support.coordinator_core import EOS, CoreDriver, stats
+from support.jobs import told
 from twinpool.config import Role
 from twinpool.coordinator.events import FromWorker
 from twinpool.messages import (
@@ -26,6 +27,7 @@ from twinpool.messages import (
     Peers,
     Prefill,
     PrefillReport,
+    PromptLogprobs,
     PushTo,
     Reserve,
     StartAnew,
@@ -33,13 +35,19 @@ from twinpool.messages import (
     Stop,
     Token,
 )
-from twinpool.request import FinishReason, Job, RequestKey
+from twinpool.request import FinishReason, Job, RequestKey, TokenLogprobs
 
 
 def next_token(token_ids: Sequence[int]) -> int:
     """The token that the fake model gives after `token_ids`; about one in forty is EOS."""
     value = (sum(token_ids) * 31 + len(token_ids) * 17) % 997
     return EOS if value % 40 == 0 else 10 + value
+
+
+def told_of_prompt(job: Job) -> tuple[TokenLogprobs, ...]:
+    """What the fake model tells of the prompt's tokens, if it is asked."""
+    num_top = job.sampling.prompt_logprobs
+    return () if num_top is None else tuple(told(token_id, num_top) for token_id in job.token_ids[1:])
 
 
 def expected_tokens(prompt: Sequence[int], max_tokens: int) -> list[int]:
@@ -109,7 +117,9 @@ class Process:
         finish = task.job.finish_reason(index, token_id)
         if finish is not None:
             del self.tasks[task.job.key]
-        return Token(task.job.key, index, token_id, finish)
+        num_top = task.job.sampling.logprobs
+        logprobs = None if num_top is None else told(token_id, num_top)
+        return Token(task.job.key, index, token_id, finish, logprobs)
 
     def compute_prompt(self, key: RequestKey) -> None:
         """Prefill (or colocated): the prompt, and one token."""
@@ -118,6 +128,8 @@ class Process:
         task.is_computed = True
         task.is_running = self.role is Role.COLOCATED
         self.outbox.append(PrefillReport(key, 0.0, 0.0, 0, len(task.sequence), 1))
+        if task.job.wants_prompt_logprobs:
+            self.outbox.append(PromptLogprobs(key, told_of_prompt(task.job)))
         self.outbox.append(StepTokens((self.sample(task),)))
 
     def step(self) -> None:

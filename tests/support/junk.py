@@ -71,8 +71,10 @@ def _plain(kind: look.Type) -> st.SearchStrategy[Any]:
         case look.IntType(ge=least, le=most):
             least, most = least or 0, 2**64 - 1 if most is None else most
             return st.integers(least, min(most, least + FEW)) | st.integers(least, most)
-        case look.FloatType(ge=least, le=most):
+        case look.FloatType(gt=None, ge=least, le=most):
             return st.floats(least, most)
+        case look.FloatType(gt=beyond, le=most):
+            return st.floats(beyond, most, exclude_min=True)
         case look.StrType(pattern=None, max_length=most):
             texts = ("" if not kind.min_length else "-", "r0", "\0 or 'é'\n\U0001f600", "x" * (most or 0))
             return st.integers(0, len(texts) - 1).map(texts.__getitem__)
@@ -82,6 +84,8 @@ def _plain(kind: look.Type) -> st.SearchStrategy[Any]:
             return st.binary(min_size=kind.min_length or 0, max_size=64)
         case look.VarTupleType(item_type=item):
             return st.lists(_values(item), min_size=kind.min_length or 0, max_size=MOST_ITEMS).map(tuple)
+        case look.TupleType(item_types=items):
+            return st.tuples(*map(_values, items))
         case look.DictType(key_type=key, value_type=value):
             return st.dictionaries(_values(key), _values(value), max_size=MOST_ITEMS)
         case look.EnumType(cls=members):

@@ -7,6 +7,7 @@ from collections import Counter
 
 import pytest
 from support.coordinator_core import CoreDriver, stats
+from support.jobs import told
 
 from twinpool.config import Role
 from twinpool.coordinator.exposition import Exposition
@@ -29,6 +30,26 @@ async def test_what_is_not_read_yet_grows_into_one_output() -> None:
     assert await anext(stream) == Output((2, 3, 4), 1, FinishReason.LENGTH)
     with pytest.raises(StopAsyncIteration):
         await anext(stream)
+
+
+async def test_log_probabilities_grow_with_their_tokens_and_those_of_the_prompt_are_read_once() -> None:
+    prompt = (told(5, 1), told(6, 1))
+    stream = OutputStream()
+    stream.put(Output((1,), 0, logprobs=(told(1, 2),), prompt_logprobs=prompt))
+    stream.put(Output((2, 3), 1, logprobs=(told(2, 2), told(3, 2))))
+    assert await anext(stream) == Output(
+        (1, 2, 3), 0, None, None, (told(1, 2), told(2, 2), told(3, 2)), prompt
+    )
+    stream.put(Output((4,), 3, logprobs=(told(4, 2),)))
+    stream.put(Output((), 4, FinishReason.LENGTH))
+    assert await collect(stream) == [Output((4,), 3, FinishReason.LENGTH, None, (told(4, 2),))]
+
+
+async def test_log_probabilities_that_are_taken_at_once_do_not_come_again() -> None:
+    stream = OutputStream(lambda output: not output.first_index)
+    stream.put(Output((1,), 0, logprobs=(told(1, 0),), prompt_logprobs=(told(9, 0),)))
+    stream.put(Output((2,), 1, FinishReason.STOP, None, (told(2, 0),)))
+    assert await collect(stream) == [Output((2,), 1, FinishReason.STOP, None, (told(2, 0),))]
 
 
 async def test_a_waiting_reader_wakes_for_tokens_and_for_the_close() -> None:

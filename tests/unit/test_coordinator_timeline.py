@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from support.coordinator_core import CoreDriver
+from support.coordinator_core import LAYOUT, CoreDriver
 
+from twinpool.config import Role
 from twinpool.coordinator.events import Delivered
+from twinpool.coordinator.service import RequestFacts
 from twinpool.metrics import Timing
 from twinpool.request import FinishReason
 
@@ -113,4 +115,99 @@ def test_the_stages_add_up_over_a_lost_first_attempt_too(driver: CoreDriver) -> 
     stages = timeline.stages_us(driver.now)
     assert (stages["prefill"], stages["resume"]) == (2_000_000, 2_000_000)
     assert sum(stages.values()) - stages["deliver"] == 4_003_000
+    driver.assert_empty()
+
+
+def facts(driver: CoreDriver) -> RequestFacts:
+    timeline = driver.core.timeline("r")
+    assert timeline is not None
+    return timeline.facts(driver.now, LAYOUT.block_size)
+
+
+def counted(driver: CoreDriver) -> tuple[int, int, int, int]:
+    """Tokens cached, computed and transferred, and how often it was resumed."""
+    told = facts(driver)
+    return told.num_cached_tokens, told.num_computed_tokens, told.num_transferred_tokens, told.num_resumed
+
+
+def test_facts_before_anything_is_computed_are_zeros(driver: CoreDriver) -> None:
+    driver.pair()
+    driver.submit(num_prompt=40)
+    assert counted(driver) == (0, 0, 0, 0)
+
+
+def test_facts_of_a_split_request_count_its_prompt_once_and_what_moved(driver: CoreDriver) -> None:
+    driver.now = 10.0
+    driver.pair()
+    driver.submit(num_prompt=40, max_tokens=2)
+    driver.now = 10.25
+    driver.report(num_cached=16, num_computed=24)
+    driver.token("P", 0)
+    assert counted(driver) == (16, 24, 0, 0)
+    driver.now = 10.5
+    driver.handoff(num_blocks_cached=1)
+    driver.now = 11.0
+    driver.token("D", 1, FinishReason.LENGTH)
+    driver.now = 20.0
+    assert counted(driver) == (16, 24, 24, 0)
+    told = facts(driver)
+    assert (told.queue_s, told.prefill_s, told.transfer_s, told.decode_s) == (0.0, 0.25, 0.25, 0.5)
+    driver.assert_empty()
+
+
+def test_nothing_moved_where_decode_held_it_all_and_a_part_of_a_block_is_not_less_than_nothing(
+    driver: CoreDriver,
+) -> None:
+    driver.pair()
+    driver.submit(num_prompt=40, max_tokens=2)
+    driver.report(num_cached=32, num_computed=8)
+    driver.token("P", 0)
+    driver.handoff(num_blocks_cached=3)
+    assert counted(driver) == (32, 8, 0, 0)
+
+
+def test_facts_of_a_colocated_request_have_nothing_that_moved() -> None:
+    driver = CoreDriver()
+    driver.join("K", Role.COLOCATED)
+    driver.submit(num_prompt=40, max_tokens=2)
+    driver.report(worker_id="K", num_cached=32, num_computed=8)
+    driver.token("K", 0)
+    driver.token("K", 1, FinishReason.LENGTH)
+    assert counted(driver) == (32, 8, 0, 0)
+    driver.assert_empty()
+
+
+def test_an_attempt_that_is_lost_before_the_first_token_counts_nowhere_but_as_one_resumed(
+    driver: CoreDriver,
+) -> None:
+    driver.pair()
+    driver.submit(num_prompt=40, max_tokens=2)
+    driver.report(num_cached=0, num_computed=40)
+    driver.dropped("P", "transfer")
+    driver.answer_cancels()
+    driver.report(attempt=2, num_cached=32, num_computed=8)
+    assert counted(driver) == (0, 0, 0, 1)
+    driver.token("P", 0, attempt=2)
+    driver.handoff(attempt=2)
+    driver.token("D", 1, FinishReason.LENGTH, attempt=2)
+    assert counted(driver) == (32, 8, 40, 1)
+    driver.assert_empty()
+
+
+def test_an_attempt_after_the_first_token_adds_what_it_moved_and_nothing_to_the_prompt(
+    driver: CoreDriver,
+) -> None:
+    """No time passes between the first token and the next attempt: the facts do not go by the clock."""
+    driver.pair()
+    driver.submit(num_prompt=40, max_tokens=3)
+    driver.report(num_cached=0, num_computed=40)
+    driver.token("P", 0)
+    driver.handoff()
+    driver.dropped("D", "transfer")
+    driver.answer_cancels()
+    driver.report(attempt=2, num_cached=32, num_computed=9)
+    driver.token("P", 1, attempt=2)
+    driver.handoff(attempt=2, num_blocks_cached=1)
+    driver.token("D", 2, FinishReason.LENGTH, attempt=2)
+    assert counted(driver) == (0, 40, 40 + 25, 1)
     driver.assert_empty()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from support.jobs import EOS, done, job, messages, names
+from support.jobs import EOS, GRAMMAR, done, job, messages, names, told
 
 from twinpool.config import SchedulerConfig
 from twinpool.decode_pool.core import DecodeCore
@@ -387,6 +387,37 @@ def test_a_dead_prefill_worker_costs_what_it_had_not_sealed(bench: Bench) -> Non
     (dropped,) = messages(bench.tell(Reserve(open_one, *PREFILL)))
     assert isinstance(dropped, Dropped)
     assert dropped.reason == "transfer"
+
+
+def test_each_token_has_its_log_probabilities_if_they_are_asked_for(bench: Bench) -> None:
+    bench.join(job("a", 4, max_tokens=3, logprobs=2))
+    bench.join(job("b", 4, max_tokens=3, first=100))
+    for _ in range(2):
+        (tokens,) = messages(bench.handle(done(bench.plan())))
+        assert isinstance(tokens, StepTokens)
+        assert [token.logprobs for token in tokens.tokens] == [told(50, 2), None]
+
+
+def test_a_sequence_that_cannot_go_on_is_refused_and_the_step_that_follows_is_without_it(
+    bench: Bench,
+) -> None:
+    failed, other = job("a", 4, max_tokens=9, grammar=GRAMMAR), job("b", 4, max_tokens=3, first=100)
+    bench.join(failed)
+    bench.join(other)
+    plan = bench.plan()
+    ahead = bench.core.plan_ahead()
+    assert ahead is not None
+    ended = done(plan, failed=(failed.key,))
+    following = ahead.resolve(plan, ended.output)
+    assert names(following) == ["b"]
+    dropped, tokens = messages(bench.handle(StepDone(plan, ended.output, following)))
+    assert dropped == Dropped(failed.key, "refused", "no token fits its grammar")
+    assert isinstance(tokens, StepTokens)
+    assert [token.key for token in tokens.tokens] == [other.key]
+    assert bench.core.counters[WorkerMetric.OUTPUT_TOKENS] == 1
+    assert bench.core.counters[WorkerMetric.REFUSED] == 1
+    assert following is not None
+    bench.handle(done(following))
 
 
 def test_the_youngest_gives_way_and_says_so() -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from support.jobs import EOS, job
+from support.jobs import EOS, GRAMMAR, job
 
 from twinpool.decode_pool.scheduler import DecodeScheduler, num_kv_tokens, why_never_fits
+from twinpool.engine.batch import SequenceSlice, StepOutput
 from twinpool.engine.block_pool import BlockPool, PrefixChain
+from twinpool.engine.look_back import LookBack
 from twinpool.messages import Token
 from twinpool.request import FinishReason, Job
 
@@ -29,12 +31,16 @@ class Bench:
 
     def step(self, token: int = 50) -> list[Token]:
         plan = self.scheduler.plan()
-        tokens = [self.scheduler.complete(chunk, token) for chunk in plan.slices]
+        tokens = [self.scheduler.complete(chunk, sampled(chunk, token)) for chunk in plan.slices]
         self.pool.check()
         return tokens
 
     def running(self) -> list[str]:
         return [sequence.key.request_id for sequence in self.scheduler]
+
+
+def sampled(chunk: SequenceSlice, token: int) -> StepOutput:
+    return StepOutput({chunk.key: token}, 0.0)
 
 
 def test_every_sequence_gets_one_token_per_step_at_its_own_position() -> None:
@@ -44,7 +50,7 @@ def test_every_sequence_gets_one_token_per_step_at_its_own_position() -> None:
     for done in range(3):
         slices = bench.scheduler.plan().slices
         assert [(s.start, len(s.token_ids)) for s in slices] == [(5 + done, 1), (9 + done, 1)]
-        tokens = [bench.scheduler.complete(chunk, 50 + done) for chunk in slices]
+        tokens = [bench.scheduler.complete(chunk, sampled(chunk, 50 + done)) for chunk in slices]
         assert [token.index for token in tokens] == [done + 1] * 2
 
 
@@ -148,6 +154,28 @@ def test_decoded_blocks_are_found_by_the_next_turn_of_the_chat() -> None:
     assert bench.pool.count_cached(follow_up.digests) == 3
 
 
+def test_a_sequence_looks_back_with_one_object_of_its_own_or_the_one_that_its_prompt_had() -> None:
+    bench = Bench()
+    bench.join(work := job("a", 5, repetition_penalty=1.2))
+    bench.join(job("plain", 3, first=5))
+    seen = []
+    for _ in range(3):
+        slices = bench.scheduler.plan().slices
+        seen.append([chunk.look_back for chunk in slices])
+        for chunk in slices:
+            bench.scheduler.complete(chunk, sampled(chunk, 50))
+    assert [none for _, none in seen] == [None] * 3
+    (look_back,) = {mine for mine, _ in seen}
+    assert look_back is not None
+    assert look_back.job is work
+    told_by_prompt = LookBack(job("b", 4, grammar=GRAMMAR))
+    table, chain = bench.pool.try_reserve(2), PrefixChain(SIZE)
+    chain.extend(told_by_prompt.job.token_ids)
+    assert table is not None
+    bench.scheduler.join(told_by_prompt.job, table, chain, 50, told_by_prompt)
+    assert bench.scheduler.plan().slices[-1].look_back is told_by_prompt
+
+
 def test_2000_prompt_and_300_output_tokens_leave_2299_cached_positions() -> None:
     pool = BlockPool(200, 16)
     scheduler = DecodeScheduler(pool)
@@ -162,7 +190,7 @@ def test_2000_prompt_and_300_output_tokens_leave_2299_cached_positions() -> None
     for output in range(1, 300):
         (chunk,) = scheduler.plan().slices
         ends.append(chunk.end)
-        scheduler.complete(chunk, EOS if output == 299 else 50)
+        scheduler.complete(chunk, sampled(chunk, EOS if output == 299 else 50))
     assert ends[-1] == 2299
     assert len(scheduler) == 0
     assert pool.num_cached == 2299 // 16

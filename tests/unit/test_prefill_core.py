@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from support.jobs import EOS, done, job, messages, names
+from support.jobs import EOS, GRAMMAR, done, job, messages, names, told
 
 from twinpool.config import SchedulerConfig
 from twinpool.layout import Dtype, KVLayout
@@ -15,6 +15,7 @@ from twinpool.messages import (
     Message,
     Prefill,
     PrefillReport,
+    PromptLogprobs,
     PushTo,
     Renew,
     Revoke,
@@ -206,6 +207,48 @@ def test_an_answer_that_ends_while_blocks_travel_keeps_them_until_the_push_has_s
     assert bench.handle(done(bench.plan(), EOS))[-1] == StopPush(9, "decode-0")
     assert bench.num_held == 2
     assert bench.handle(PushStopped(9)) == []
+
+
+@pytest.mark.parametrize("max_tokens", [1, 8])
+def test_log_probabilities_of_the_prompt_are_gathered_and_told_before_the_first_token(
+    max_tokens: int,
+) -> None:
+    bench = Bench(token_budget=5)
+    work = job("a", 12, max_tokens=max_tokens, prompt_logprobs=2, logprobs=1)
+    bench.start(work)
+    assert messages(bench.handle(done(bench.plan()))) == []
+    assert messages(bench.handle(done(bench.plan()))) == []
+    report, prompt, tokens = messages(bench.handle(done(bench.plan())))
+    assert isinstance(report, PrefillReport)
+    assert (report.num_cached, report.num_computed) == (0, 12)
+    assert prompt == PromptLogprobs(work.key, tuple(told(token, 2) for token in range(1001, 1012)))
+    assert isinstance(tokens, StepTokens)
+    assert tokens.tokens[0].logprobs == told(50, 1)
+    again = job("b", 12, max_tokens=1, prompt_logprobs=0)
+    bench.start(again)
+    plans = [bench.plan().batch.slices[0].start]
+    assert plans == [0], "what the cache holds is computed again"
+
+
+def test_a_job_that_cannot_go_on_is_refused_once_nothing_is_written_for_it(bench: Bench) -> None:
+    failed, parked, other = (
+        job("failed", 6, grammar=GRAMMAR),
+        job("parked", 6, first=100, grammar=GRAMMAR),
+        job("other", 6, first=200, max_tokens=1),
+    )
+    for work in (failed, parked, other):
+        bench.start(work)
+    bench.grant(failed)
+    commands = bench.handle(done(bench.plan(), failed=(failed.key, parked.key)))
+    assert StopPush(9, "decode-0") in commands
+    _, tokens, dropped = messages(commands)
+    assert isinstance(tokens, StepTokens)
+    assert [token.key for token in tokens.tokens] == [other.key]
+    assert dropped == Dropped(parked.key, "refused", "no token fits its grammar")
+    assert bench.num_held == 2
+    assert messages(bench.handle(PushStopped(9))) == [
+        Dropped(failed.key, "refused", "no token fits its grammar")
+    ]
 
 
 def test_cancel_of_a_queued_job_and_of_an_unknown_one_is_answered_at_once(bench: Bench) -> None:

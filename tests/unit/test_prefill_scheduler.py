@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from support.jobs import job
+from support.jobs import GRAMMAR, job, scores, told
 
 from twinpool.config import SchedulerConfig
 from twinpool.engine.batch import SequenceSlice
@@ -39,7 +39,7 @@ class Bench:
         """Plans and completes one step: (name, start, end) of each chunk. Prompts that are done let go."""
         chunks = self.scheduler.plan(now, token_budget, Anybody())
         for chunk in chunks:
-            prompt = self.scheduler.complete(chunk)
+            prompt = self.scheduler.complete(chunk, scores(chunk))
             if prompt.is_done and prompt.table is not None:
                 self.pool.release(prompt.table)
         self.pool.check()
@@ -149,6 +149,61 @@ def test_a_prompt_that_gave_up_its_blocks_starts_over() -> None:
     assert not bench.scheduler.unstart_youngest()
     assert bench.pool.num_owned == 0
     assert bench.step(100) == [("a", 4, 12)]
+
+
+def test_a_prompt_whose_log_probabilities_are_asked_for_is_computed_whole_whatever_the_cache_holds() -> None:
+    bench = Bench()
+    bench.scheduler.add(job("cold", 8), 0.0)
+    bench.step(100)
+    prompt = bench.scheduler.add(job("scored", 8, prompt_logprobs=2), 0.0)
+    assert prompt.num_left == 8
+    assert bench.step(100) == [("scored", 0, 8)]
+    assert prompt.num_cached == 0
+    resumed = bench.scheduler.add(job("resumed", 8, num_emitted=3, prompt_logprobs=2), 0.0)
+    assert bench.step(100) == [("resumed", 8, 11)]
+    assert resumed.num_cached == 8
+    assert resumed.scores == []
+
+
+@pytest.mark.parametrize("budget", [1, 4, 5, 100])
+def test_each_chunk_asks_for_the_tokens_that_follow_its_own_and_all_together_are_the_prompt(
+    budget: int,
+) -> None:
+    bench = Bench()
+    prompt = bench.scheduler.add(job("a", 10, prompt_logprobs=2), 0.0)
+    followers: list[int] = []
+    while len(bench.scheduler):
+        (chunk,) = bench.scheduler.plan(0.0, budget, Anybody())
+        if chunk.scoring:
+            assert chunk.scoring.num_top == 2
+            assert chunk.scoring.followers[0] == 1000 + chunk.start + 1
+            followers += chunk.scoring.followers
+        bench.scheduler.complete(chunk, scores(chunk))
+    assert followers == list(range(1001, 1010))
+    assert prompt.scores == [told(token, 2) for token in range(1001, 1010)]
+
+
+def test_fewer_scores_than_were_asked_for_are_a_violation() -> None:
+    bench = Bench()
+    bench.scheduler.add(job("a", 6, prompt_logprobs=0), 0.0)
+    (chunk,) = bench.scheduler.plan(0.0, 100, Anybody())
+    with pytest.raises(InvariantViolation, match="5 scores and got 4"):
+        bench.scheduler.complete(chunk, scores(chunk)[1:])
+
+
+def test_a_prompt_that_gave_up_its_blocks_forgets_its_scores_and_keeps_what_it_looks_back_with() -> None:
+    bench = Bench()
+    prompt = bench.scheduler.add(job("a", 12, prompt_logprobs=0, grammar=GRAMMAR), 0.0)
+    seen = []
+    for _ in range(2):
+        (chunk,) = bench.scheduler.plan(0.0, 5, Anybody())
+        bench.scheduler.complete(chunk, scores(chunk))
+        seen.append((chunk.start, chunk.look_back))
+        assert len(prompt.scores) == 5
+        assert bench.scheduler.unstart_youngest()
+        assert prompt.scores == []
+    assert seen == [(0, prompt.look_back)] * 2
+    assert prompt.look_back is not None
 
 
 def test_the_same_attempt_cannot_be_queued_twice() -> None:

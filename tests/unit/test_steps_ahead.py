@@ -6,7 +6,7 @@ import asyncio
 import threading
 from dataclasses import replace
 
-from support.jobs import EOS, job
+from support.jobs import EOS, GRAMMAR, job
 
 from twinpool.decode_pool.scheduler import DecodeScheduler
 from twinpool.decode_pool.steps import StepsUnderWay
@@ -49,13 +49,15 @@ def output(plan: StepPlan, token_id: int = 60) -> StepOutput:
 
 
 def test_a_step_that_was_planned_ahead_is_the_one_that_would_have_been_planned_after() -> None:
-    bench = Bench(job("a", 6, max_tokens=9, min_tokens=3), job("b", 3, max_tokens=9))
+    bench = Bench(
+        job("a", 6, max_tokens=9, min_tokens=3), job("b", 3, max_tokens=9, presence_penalty=1.0, logprobs=2)
+    )
     for token_id in range(60, 66):
         running = bench.step()
         ahead = bench.ahead(running)
         following = ahead.resolve(running, output(running, token_id))
         for chunk in running.batch.slices:
-            bench.scheduler.complete(chunk, token_id)
+            bench.scheduler.complete(chunk, output(running, token_id))
         assert following == bench.step()
 
 
@@ -71,6 +73,19 @@ def test_who_ends_or_is_leaving_is_not_in_the_step_that_follows() -> None:
     assert last.key not in ahead.keys
     tokens = output(running).token_ids | {ending.key: EOS}
     following = ahead.resolve(running, StepOutput(tokens, 0.0))
+    assert following is not None
+    assert [chunk.key.request_id for chunk in following.batch.slices] == ["goes-on"]
+
+
+def test_who_cannot_go_on_is_not_in_the_step_that_follows_whatever_its_token() -> None:
+    failed, other = job("failed", 3, max_tokens=9, grammar=GRAMMAR), job("goes-on", 3, max_tokens=9)
+    bench = Bench(failed, other)
+    running = bench.step()
+    ahead = bench.ahead(running)
+    assert failed.key in ahead.keys
+    found = replace(output(running), failed={failed.key: "no token fits"})
+    del found.token_ids[failed.key]
+    following = ahead.resolve(running, found)
     assert following is not None
     assert [chunk.key.request_id for chunk in following.batch.slices] == ["goes-on"]
 
@@ -133,6 +148,9 @@ class Runner:
         self.begun.append(batch)
         assert self.may_end.acquire(timeout=10)
         return StepOutput({chunk.key: 60 for chunk in batch.slices}, 0.0)
+
+    def prepare(self, job: Job) -> None:
+        raise NotImplementedError
 
 
 async def test_the_step_thread_goes_on_with_the_plan_ahead_and_ends_when_there_is_none() -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import threading
 from dataclasses import replace
+from queue import Queue
 
 import pytest
+from support.jobs import GRAMMAR, job
 from support.join_token import TEST_TOKEN
 
 from twinpool.channel import RouterChannel
@@ -16,12 +18,14 @@ from twinpool.errors import InvariantViolation, StepStuck, StrangerRefused, Work
 from twinpool.join_token import JoinToken
 from twinpool.kv_transfer.connector import BlockRange, KVRegion, LocalEnd
 from twinpool.layout import Dtype, KVLayout
-from twinpool.messages import PeerInfo, Register, WorkerStats
+from twinpool.messages import PeerInfo, Register, Reserve, WorkerStats
 from twinpool.metrics import Counters, WorkerMetric
+from twinpool.request import Job
 from twinpool.worker.core import (
     CancelReceive,
     Command,
     Event,
+    FromCoordinator,
     PeerLinked,
     PlanAhead,
     ReceiveCancelled,
@@ -75,14 +79,21 @@ class Core:
 class NoRunner:
     """No model."""
 
+    def __init__(self) -> None:
+        self.prepared: Queue[Job] = Queue()
+
     def run(self, batch: StepBatch, on_layer_done: object = None) -> StepOutput:
         raise NotImplementedError
 
+    def prepare(self, job: Job) -> None:
+        self.prepared.put(job)
 
-class StuckRunner:
+
+class StuckRunner(NoRunner):
     """A model whose step ends when the test says so."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.end = threading.Event()
 
     def run(self, batch: StepBatch, on_layer_done: object = None) -> StepOutput:  # noqa: ARG002
@@ -90,7 +101,7 @@ class StuckRunner:
         return StepOutput({}, 0.0)
 
 
-class GraphlessRunner:
+class GraphlessRunner(NoRunner):
     """A model on a GPU whose decode steps no graph holds."""
 
     def run(self, batch: StepBatch, on_layer_done: object = None) -> StepOutput:  # noqa: ARG002
@@ -205,6 +216,18 @@ async def test_what_planning_gives_rise_to_does_not_wait_for_the_next_event() ->
     async with asyncio.timeout(10):
         while await core.news.get() != ReceiveCancelled(7):
             pass
+    shell.stop("the test is over")
+    await running
+
+
+async def test_a_job_with_a_grammar_is_prepared_while_the_core_hears_of_it() -> None:
+    core, runner = Core(), NoRunner()
+    shell = shell_of(core, runner)
+    running = asyncio.create_task(shell.run())
+    message = Reserve(job("a", 3, grammar=GRAMMAR), "prefill-0", "b1")
+    shell._from_coordinator("", message)
+    assert await asyncio.to_thread(runner.prepared.get, timeout=10) is message.job
+    assert FromCoordinator(message) in core.events
     shell.stop("the test is over")
     await running
 
