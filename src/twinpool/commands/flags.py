@@ -52,7 +52,7 @@ _ENGINE = (
          "other tokens now and then"),
     Flag("--weights", EngineConfig, "weights", "NAME",
          "auto or int8: as the model computes (auto), or the layers' matrices in 8 bits, on a CPU only; up to four "
-         "streams run faster, larger batches slower, and tokens are others now and then"),
+         "streams run faster, larger batches perhaps slower, and tokens are others now and then"),
     Flag("--device", EngineConfig, "device", "NAME", "auto, cpu, cuda or cuda:N"),
     Flag("--block-size", EngineConfig, "block_size", "TOKENS", "token slots per KV block", int),
     Flag("--num-blocks", EngineConfig, "num_blocks", "N",
