@@ -69,7 +69,7 @@ class MessageWriter(BlockWriter):
 
     def opening(self, prompt: PromptUsage) -> bytes:
         """What a stream begins with."""
-        message = {
+        message: dict[str, Any] = {
             **self._head,
             "content": [],
             "stop_reason": None,
