@@ -19,7 +19,12 @@ class Backlog:
         self._finish: FinishReason | None = None
         self._stop_reason: str | int | None = None
         self._num_tokens = 0
-        self._clear()
+        self.num_bytes = 0
+        self._text = StringIO()
+        self._token_ids = array("q")
+        self._text_offsets = array("q")
+        self._logprobs: list[TokenLogprobs] = []
+        self._prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
 
     @property
     def has_end(self) -> bool:
@@ -52,14 +57,9 @@ class Backlog:
             tuple(self._text_offsets),
             self._prompt_logprobs,
         )
-        self._clear()
-        return piece
-
-    def _clear(self) -> None:
         self._text, self._token_ids, self._text_offsets = StringIO(), array("q"), array("q")
-        self._logprobs: list[TokenLogprobs] = []
-        self._prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
-        self.num_bytes = 0
+        self._logprobs, self._prompt_logprobs, self.num_bytes = [], None, 0
+        return piece
 
 
 def _num_bytes(logprobs: tuple[TokenLogprobs, ...]) -> int:

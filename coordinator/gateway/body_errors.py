@@ -80,7 +80,7 @@ def sentence(error: str, raw: dict[str, Any]) -> InvalidRequest:
         field = f"{path}.{what.split('`')[1]}".lstrip(".")
         return InvalidRequest(f"{field} is missing; the request needs it", param=field)
     # Behind `[...]` it is a value of an object, of which msgspec does not say which.
-    path, _, is_inside = path.partition("[...]")
+    path, is_inside, _ = path.partition("[...]")
     value: Any = raw
     for step in _STEP.finditer(path):
         value = value[int(step["index"])] if step["index"] else value[step["key"]]

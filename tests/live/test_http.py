@@ -282,8 +282,10 @@ async def test_a_connection_serves_one_request_after_the_other(gateway: Gateway)
             assert answer.status_code == 200
         assert (await client.head(f"{gateway.url}/health")).content == b""
         options = await client.options(f"{gateway.url}/v1/chat/completions")
-        assert (options.status_code, options.headers["allow"]) == (405, "POST")
-        assert options.json()["error"]["message"].startswith("OPTIONS /v1/chat/completions is not allowed")
+        assert (options.status_code, options.content) == (204, b"")
+        deleted = await client.delete(f"{gateway.url}/v1/chat/completions")
+        assert (deleted.status_code, deleted.headers["allow"]) == (405, "OPTIONS, POST")
+        assert deleted.json()["error"]["message"].startswith("DELETE /v1/chat/completions is not allowed")
 
 
 async def test_many_streams_at_once_stay_apart(gateway: Gateway) -> None:
