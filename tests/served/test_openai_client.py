@@ -159,7 +159,10 @@ def test_responses_whole_and_streamed(client: openai.OpenAI) -> None:
         kinds = [event.type for event in stream]
         final = stream.get_final_response()
     assert final.output_text == whole.output_text
-    assert final.usage == whole.usage
+    assert final.usage is not None
+    assert whole.usage is not None
+    assert final.usage.total_tokens == whole.usage.total_tokens
+    assert final.usage.input_tokens_details.cached_tokens > 0
     assert (kinds[0], kinds[-1]) == ("response.created", "response.completed")
 
 
