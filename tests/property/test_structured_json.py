@@ -115,7 +115,7 @@ def allowed(matcher: Matcher) -> np.ndarray[Any, np.dtype[np.intp]]:
     return np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(SCHEMAS, st.integers(0, 2**32))
 def test_any_walk_through_the_allowed_tokens_ends_in_valid_json(schema: Schema, seed: int) -> None:
     choice = random.Random(seed)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
-from collections.abc import AsyncIterator
+from collections.abc import Iterator
 
 import psutil
 import pytest
@@ -46,13 +46,15 @@ def processes() -> list[psutil.Process]:
     return [child for child in psutil.Process().children() if "twinpool grammars" in child.cmdline()]
 
 
-@pytest.fixture
-async def checks() -> AsyncIterator[GrammarChecks]:
-    """New ones, whose process is gone when the test ends."""
+@pytest.fixture(scope="module")
+def checks() -> Iterator[GrammarChecks]:
+    """Those of all tests; the process is gone when they are closed."""
+    before = processes()
     made = GrammarChecks(tiny_tokenizer())
+    assert processes() == before, "it is started before anybody asks"
     yield made
     made.close()
-    assert processes() == []
+    assert processes() == before
 
 
 async def refusal(checks: GrammarChecks, grammar: Grammar) -> str:
@@ -63,7 +65,6 @@ async def refusal(checks: GrammarChecks, grammar: Grammar) -> str:
 
 
 async def test_a_grammar_passes_or_is_refused_with_its_field_and_the_reason(checks: GrammarChecks) -> None:
-    assert processes() == [], "it is started before anybody asks"
     assert await checks.checked(Constraint(FINE, "response_format")) == FINE
     assert await refusal(checks, WRONG) == "guided_json cannot be used: Invalid type: thing"
     gbnf = Grammar(GrammarKind.GBNF, 'root ::= "a"')
@@ -73,13 +74,13 @@ async def test_a_grammar_passes_or_is_refused_with_its_field_and_the_reason(chec
 
 
 async def test_one_that_takes_too_much_is_refused_and_the_next_one_passes(checks: GrammarChecks) -> None:
-    assert "nested too deeply" in await refusal(checks, DEEP)
-    assert "takes too long" in await refusal(checks, ENDLESS)
-    assert processes() == []
-    for again in (DEEP, ENDLESS):
-        await refusal(checks, again)
-    assert processes() == [], "it was asked again what it is known to be lost to"
-    assert await checks.checked(Constraint(FINE, "guided_json")) == FINE
+    for grammar, reason in ((DEEP, "nested too deeply"), (ENDLESS, "takes too long")):
+        assert reason in await refusal(checks, grammar)
+        assert processes() == []
+        assert reason in await refusal(checks, grammar)
+        assert processes() == [], "it was asked again what it is known to be lost to"
+    passing = Grammar(GrammarKind.REGEX, "new")
+    assert await checks.checked(Constraint(passing, "guided_regex")) == passing
 
 
 async def test_many_that_come_at_once_are_all_answered(checks: GrammarChecks) -> None:
@@ -95,29 +96,33 @@ async def test_more_than_may_wait_are_told_to_come_again(
     checks: GrammarChecks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(grammar_checks, "MOST_WAITING", 1)
-    first = asyncio.ensure_future(checks.checked(Constraint(FINE, "guided_json")))
+    one, another = Grammar(GrammarKind.REGEX, "one"), Grammar(GrammarKind.REGEX, "another")
+    first = asyncio.ensure_future(checks.checked(Constraint(one, "guided_regex")))
     await asyncio.sleep(0)
     with pytest.raises(QueueFull, match="wait to be compiled"):
-        await checks.checked(Constraint(WRONG, "guided_json"))
-    assert await first == FINE
-    await refusal(checks, WRONG)
+        await checks.checked(Constraint(another, "guided_regex"))
+    assert await first == one
+    assert await checks.checked(Constraint(another, "guided_regex")) == another
 
 
 async def test_a_client_that_leaves_takes_nothing_from_others(checks: GrammarChecks) -> None:
-    leaving = asyncio.ensure_future(checks.checked(Constraint(WRONG, "guided_json")))
+    left, stays = Grammar(GrammarKind.REGEX, "left("), Grammar(GrammarKind.REGEX, "stays")
+    leaving = asyncio.ensure_future(checks.checked(Constraint(left, "guided_regex")))
     await asyncio.sleep(0)
     leaving.cancel()
-    assert await checks.checked(Constraint(FINE, "guided_json")) == FINE
-    assert await refusal(checks, WRONG) == "guided_json cannot be used: Invalid type: thing"
+    assert await checks.checked(Constraint(stays, "guided_regex")) == stays
+    with pytest.raises(InvalidRequest, match="unclosed group"):
+        await checks.checked(Constraint(left, "guided_regex"))
     assert leaving.cancelled()
 
 
 async def test_whoever_drops_them_ends_their_process() -> None:
+    before = processes()
     checks = GrammarChecks(tiny_tokenizer())
     await checks.checked(Constraint(FINE, "guided_json"))
-    assert len(processes()) == 1
+    assert len(processes()) == len(before) + 1
     del checks
-    wait_for("the process ends", lambda: not gc.collect() and not processes())
+    wait_for("the process ends", lambda: not gc.collect() and processes() == before)
 
 
 async def test_a_model_without_an_end_is_told_of_each_time_and_started_for_once() -> None:
@@ -127,11 +132,10 @@ async def test_a_model_without_an_end_is_told_of_each_time_and_started_for_once(
     checks.close()
 
 
-async def test_a_process_that_cannot_run_is_no_fault_of_the_client(
-    checks: GrammarChecks, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_process_that_cannot_run_is_no_fault_of_the_client(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grammar_checks, "_PROCESS", "twinpool.no_such_module")
-    with pytest.raises(RequestFailed, match="does not run"):
-        await checks.checked(Constraint(FINE, "guided_json"))
-    monkeypatch.undo()
-    assert await checks.checked(Constraint(FINE, "guided_json")) == FINE
+    checks = GrammarChecks(tiny_tokenizer())
+    for _ in range(2):
+        with pytest.raises(RequestFailed, match="does not run"):
+            await checks.checked(Constraint(FINE, "guided_json"))
+    checks.close()
