@@ -12,9 +12,12 @@ class LookBack:
     """One sequence's past, from its job's tokens on: a core makes it and passes it along with every slice, and only the
     step thread looks inside. A new attempt has a new one, made of the tokens that the client has by then: nothing of
     it ever travels.
+
+    `past` is what `engine/past.py` keeps in it from the first slice on, opaque because cores load no numpy.
     """
 
     job: Job
+    past: object | None = None
 
     @classmethod
     def of(cls, job: Job) -> LookBack | None:

@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from threading import Lock
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -18,18 +20,23 @@ from twinpool.engine.gpu.graphs import CudaRecorder, DecodeGraphs, Recorder, is_
 from twinpool.engine.gpu.host_mirror import HostMirror
 from twinpool.engine.gpu.layer_handover import LayerHandover, mark
 from twinpool.engine.gpu.step_inputs import StepInputs
+from twinpool.engine.head_rows import HeadRows, Scores
 from twinpool.engine.host_inputs import HostInputs
 from twinpool.engine.kv_memory import PoolSize, free_host_memory, free_memory, pool_size
 from twinpool.engine.model_config import ModelConfig
 from twinpool.engine.models import LayerDone, Model, ignore_layer
+from twinpool.engine.past import Matcher
 from twinpool.engine.processor import processor
-from twinpool.engine.sampler import choose_tokens
+from twinpool.engine.sampler import Chosen, StepSampling
 from twinpool.engine.weights import Weights, fingerprint, weight_files
 from twinpool.errors import ConfigError
 from twinpool.kernels.compiler import HAS_COMPILER
 from twinpool.kernels.quantized_kv import pool_view
 from twinpool.layout import KV_CACHE_DTYPES, Dtype, KVLayout
-from twinpool.request import RequestKey, SamplingParams
+from twinpool.request import Grammar, Job, RequestKey, SamplingParams
+
+if TYPE_CHECKING:
+    from twinpool.engine.grammars import Grammars
 
 log = logging.getLogger(__name__)
 
@@ -50,10 +57,11 @@ class ModelRunner:
     """
 
     def __init__(
-        self, model: Model, model_config: ModelConfig, layout: KVLayout, size: PoolSize, kv: torch.Tensor,
-        memory: memoryview, max_model_len: int, model_fingerprint: str, dtype: Dtype,
+        self, directory: Path, model: Model, model_config: ModelConfig, layout: KVLayout, size: PoolSize,
+        kv: torch.Tensor, memory: memoryview, max_model_len: int, model_fingerprint: str, dtype: Dtype,
     ) -> None:  # fmt: skip
         """Use `ModelRunner.load`."""
+        self._directory = directory
         self._model = model
         self.model_config = model_config
         self.layout = layout
@@ -67,6 +75,8 @@ class ModelRunner:
         self.device = kv.device
         self.fingerprint = model_fingerprint
         self._inputs = HostInputs(layout.block_size)
+        self._grammars: Grammars | None = None
+        self._making_grammars = Lock()
         self.graphs: DecodeGraphs | None = None
         self.why_no_graphs = ""
         self.mirror = HostMirror(kv, memory) if kv.device.type == "cuda" and len(memory) else None
@@ -114,7 +124,7 @@ class ModelRunner:
             name += f" in {dtype}"  # 8-bit KV does not tell what computed it
         if config.weights == "int8":
             name += " with int8 weights"
-        return cls(model, model_config, layout, size, kv, memory, max_model_len, name, dtype)
+        return cls(directory, model, model_config, layout, size, kv, memory, max_model_len, name, dtype)
 
     @torch.inference_mode()
     def run(self, batch: StepBatch, on_layer_done: LayerDone | None = None) -> StepOutput:
@@ -122,34 +132,60 @@ class ModelRunner:
         soon as that layer's KV of all the batch's tokens is there: on this thread, or where a GPU goes on computing
         meanwhile, on another; in any case before this returns."""
         start = time.perf_counter()
+        pieces = [piece for piece in batch.slices if piece.sampling is not None]
+        sampling = StepSampling(pieces, self.matcher)
+        scores: Scores = {}
+        missed = bool(self.graphs or self.why_no_graphs) and on_layer_done is None and is_decode(batch.slices)
         with current(self.device):
             if self.device.type == "cuda" and on_layer_done is not None:
                 with LayerHandover(on_layer_done, partial(mark, self.device)) as handover:
-                    token_ids = self._step(batch, handover.layer_launched)
-                return StepOutput(token_ids, time.perf_counter() - start)
-            if on_layer_done is None and (replayed := self._replay(batch)) is not None:
-                return StepOutput(replayed, time.perf_counter() - start)
-            token_ids = self._step(batch, on_layer_done)
-        missed = bool(self.graphs or self.why_no_graphs) and on_layer_done is None and is_decode(batch.slices)
-        return StepOutput(token_ids, time.perf_counter() - start, missed)
+                    chosen, scores = self._step(batch, sampling, handover.layer_launched)
+            elif self.graphs is not None and on_layer_done is None and self.graphs.holds(batch.slices):
+                chosen, missed = self.graphs.step(batch.slices, sampling), False
+            else:
+                chosen, scores = self._step(batch, sampling, on_layer_done)
+        token_ids = {piece.key: token for piece, token in zip(pieces, chosen.token_ids, strict=True)}
+        seconds = time.perf_counter() - start
+        return StepOutput(token_ids, seconds, missed, chosen.logprobs, scores, chosen.failed)
 
-    def _replay(self, batch: StepBatch) -> dict[RequestKey, int] | None:
-        if self.graphs is None or (replayed := self.graphs.step(batch.slices)) is None:
-            return None
-        return {piece.key: token for piece, token in zip(batch.slices, replayed, strict=True)}
+    def _step(
+        self, batch: StepBatch, sampling: StepSampling, on_layer_done: LayerDone | None
+    ) -> tuple[Chosen, Scores]:
+        head = HeadRows(batch.slices)
+        hidden = self._forward(batch.slices, head.rows, on_layer_done)
+        logits, scores = head.finish(hidden, self._model.logits)
+        if logits is not None:
+            return sampling.choose(logits), scores
+        if self.device.type == "cuda":
+            torch.cuda.current_stream(self.device).synchronize()
+        return Chosen([], {}, {}), scores
 
-    def _step(self, batch: StepBatch, on_layer_done: LayerDone | None) -> dict[RequestKey, int]:
-        sampled = [(i, piece) for i, piece in enumerate(batch.slices) if piece.sampling is not None]
-        ends = np.cumsum([len(piece.token_ids) for piece in batch.slices])
-        rows = ends[[i for i, _ in sampled]] - 1 if sampled else np.empty(0, np.int64)
-        hidden = self._forward(batch.slices, rows, on_layer_done)
-        if not sampled:
-            if self.device.type == "cuda":
-                torch.cuda.current_stream(self.device).synchronize()
-            return {}
-        pieces = [piece for _, piece in sampled]
-        chosen = choose_tokens(self._model.logits(hidden), pieces)
-        return {piece.key: token for piece, token in zip(pieces, chosen, strict=True)}
+    def prepare(self, job: Job) -> None:
+        """Compiles what the job's answer is to match, if anything, so that its first step need not: on the calling
+        thread, any but that of the steps.
+
+        Raises:
+            TwinpoolError: it cannot be compiled. Its steps say so, too.
+        """
+        if job.sampling.grammar is not None:
+            self._grammars_of_model().prepare(job.sampling.grammar)
+
+    def matcher(self, grammar: Grammar) -> Matcher:
+        """A new matcher of `grammar`, at its beginning; compiles that if nobody has.
+
+        Raises:
+            TwinpoolError: it cannot be compiled.
+        """
+        return self._grammars_of_model().matcher(grammar)
+
+    def _grammars_of_model(self) -> Grammars:
+        with self._making_grammars:
+            if self._grammars is None:
+                # Its library is not everywhere where engines run.
+                from twinpool.engine.grammars import Grammars
+
+                self._grammars = Grammars.of_model(self._directory, self.model_config.vocab_size)
+            return self._grammars
 
     @torch.inference_mode()
     def logits(self, batch: StepBatch) -> torch.Tensor:
@@ -174,6 +210,7 @@ class ModelRunner:
                 if start + len(token_ids) <= self.max_model_len:
                     piece = SequenceSlice(key, token_ids, start, blocks, sampling, banned_token_ids=(0,))
                     self.run(StepBatch((piece,)))
+        self._warm_up_head(SequenceSlice(key, [0] * length, 0, blocks))
         if self.device.type == "cuda" and most_decodes:
             if self.model_config.family is None:
                 self.why_no_graphs = (
@@ -183,6 +220,12 @@ class ModelRunner:
                 return
             self.capture(CudaRecorder(self.device), most_decodes)
             log.info("decode steps of up to %d sequences are captured as CUDA graphs", most_decodes)
+
+    @torch.inference_mode()
+    def _warm_up_head(self, piece: SequenceSlice) -> None:
+        """The head by itself, as long prompts are scored with."""
+        hidden = self._forward([piece], np.arange(len(piece.token_ids), dtype=np.int64), None)
+        self._model.logits(hidden[1:])
 
     @torch.inference_mode()
     def capture(self, recorder: Recorder, most_decodes: int) -> None:

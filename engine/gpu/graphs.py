@@ -16,8 +16,8 @@ import torch
 
 from twinpool.engine.batch import SequenceSlice
 from twinpool.engine.gpu.step_inputs import Room, StepInputs
-from twinpool.engine.sampler import sampling_rows
-from twinpool.kernels.batch_sampling import sample_rows
+from twinpool.engine.sampler import Chosen, StepSampling
+from twinpool.errors import InvariantViolation
 
 _DENSE_TO = 32
 Sampled = tuple[torch.Tensor, torch.Tensor]
@@ -42,8 +42,10 @@ def size_for(num_seqs: int, sizes: Sequence[int]) -> int | None:
 
 
 def is_decode(slices: Sequence[SequenceSlice]) -> bool:
-    """Whether every slice is one token that the next one is sampled after: what graphs are captured for."""
-    return all(len(piece.token_ids) == 1 and piece.sampling is not None for piece in slices)
+    """Whether every slice is one token that the next one is sampled after, and nothing else: what graphs are for."""
+    return all(
+        len(piece.token_ids) == 1 and piece.sampling is not None and piece.scoring is None for piece in slices
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,25 +116,26 @@ class DecodeGraphs:
             self._inputs[size] = inputs
             self._recordings[size] = recorder.record(partial(compute, inputs))
 
-    def step(self, slices: Sequence[SequenceSlice]) -> list[int] | None:
-        """The token after each slice; the host waits once, for them. None if that is no captured kind of step: one with
-        longer slices, or of too many sequences. Where tokens are banned, sampling is launched behind the
-        graph: how many there are is not known to it."""
-        if not is_decode(slices):
-            return None
-        if (size := size_for(len(slices), self.sizes)) is None:
-            return None
+    def holds(self, slices: Sequence[SequenceSlice]) -> bool:
+        """Whether these slices are a captured kind of step: none is longer, and there are not too many."""
+        return is_decode(slices) and size_for(len(slices), self.sizes) is not None
+
+    def step(self, slices: Sequence[SequenceSlice], sampling: StepSampling) -> Chosen:
+        """The tokens after slices that it `holds`, chosen as `sampling` says; the host waits once, for them. Where that
+        changes logits, sampling is launched behind the graph: how many tokens are banned is not known to it."""
+        size = size_for(len(slices), self.sizes)
+        if size is None:
+            raise InvariantViolation(
+                f"{len(slices)} sequences; the largest captured step has {self.sizes[-1]}"
+            )
         self.num_replayed += 1
-        sampling, marks = sampling_rows(slices)
-        self._inputs[size].fill(slices, np.arange(len(slices)), sampling)
+        self._inputs[size].fill(slices, np.arange(len(slices)), sampling.rows)
         recording = self._recordings[size]
         recording.replay()
         logits, token_ids = (each[: len(slices)] for each in recording.output)
-        if len(marks):
-            token_ids = sample_rows(logits, sampling, marks)
-        chosen: list[int] = token_ids.tolist()
-        return chosen
+        return sampling.choose(logits, token_ids)
 
     def logits(self, num_seqs: int) -> torch.Tensor:
-        """What the latest step, of so many sequences, sampled from: -inf where a token was banned."""
+        """What the latest step, of so many sequences, sampled from: with biases and penalties, -inf where a token was
+        banned."""
         return self._recordings[size_for(num_seqs, self.sizes) or 0].output[0][:num_seqs]

@@ -36,5 +36,6 @@ class Model(Protocol):
         ...
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """What `forward` gave → float32 [rows, vocab], the caller's to change until the next call of `forward`."""
+        """What the latest `forward` gave, or some of its rows that follow each other → float32 [rows, vocab], the
+        caller's to change until the next `forward`. Each row is asked for once."""
         ...

@@ -47,7 +47,8 @@ class Tables(NamedTuple):
 
 
 class Step(NamedTuple):
-    """A step's inputs, all int64: as `Model.forward` and `PagedBatch` have them."""
+    """A step's inputs, all int64: as `Model.forward` and `PagedBatch` have them; and whether the logits of its rows are
+    computed in the same call."""
 
     token_ids: Array
     positions: Array
@@ -57,6 +58,7 @@ class Step(NamedTuple):
     block_tables: Array
     table_starts: Array
     rows: Array
+    has_head: bool
 
 
 class Buffers(NamedTuple):
@@ -80,7 +82,8 @@ def run_layers(
     rank: Any, size: Any, gate: Any, first: Any, end: Any, shape: Any, weights: Any, tables: Any, step: Any,
     pool: Any, pool_shape: Any, pool_strides: Any, buffers: Any,
 ) -> None:  # fmt: skip
-    """Layers [first, end) of a step; the first embeds the tokens, the last one writes the logits of `step.rows`.
+    """Layers [first, end) of a step; the first embeds the tokens, the last one leaves the final hidden states of
+    `step.rows` in `buffers.normed`, and their logits in `buffers.logits` if the step has a head.
 
     After its KV is written, the last layer goes on with those rows alone, and is done if there are none.
     """
@@ -107,10 +110,21 @@ def run_layers(
         if layer == shape.num_layers - 1:
             _norm(rank, size, num_rows, shape, weights.flat, weights.final_norm, buffers)
             meet(size, gate)
-            multiply(
-                rank, size, buffers.normed, _stride(shape.hidden, weights.flat), num_rows, weights.flat,
-                weights.head, weights.flat, NO_BIAS, shape.vocab, STORE, buffers.sums, buffers.logits, shape.vocab,
-            )  # fmt: skip
+            if step.has_head:
+                run_head(
+                    rank, size, gate, num_rows, shape, weights, buffers.normed, buffers.sums, buffers.logits
+                )
+
+
+@compiled
+def run_head(
+    rank: Any, size: Any, _gate: Any, num_rows: Any, shape: Any, weights: Any, hidden: Any, sums: Any, logits: Any
+) -> None:  # fmt: skip
+    """The logits of `num_rows` final hidden states, which lie as in `buffers.normed`."""
+    multiply(
+        rank, size, hidden, _stride(shape.hidden, weights.flat), num_rows, weights.flat, weights.head, weights.flat,
+        NO_BIAS, shape.vocab, STORE, sums, logits, shape.vocab,
+    )  # fmt: skip
 
 
 @compiled

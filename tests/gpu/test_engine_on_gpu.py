@@ -15,6 +15,7 @@ from twinpool.bench.engine.made_models import SMOLLM2_135M, MadeShape, make_mode
 from twinpool.engine.batch import SequenceSlice, StepBatch
 from twinpool.engine.gpu.step_inputs import StepInputs
 from twinpool.engine.model_runner import ModelRunner
+from twinpool.engine.sampler import StepSampling
 from twinpool.request import RequestKey, SamplingParams
 
 CPU = torch.device("cpu")
@@ -86,7 +87,7 @@ def test_a_replayed_step_gives_the_logits_of_an_eager_one_at_every_size(real_mod
     for num_seqs in SIZES:
         slices = decode_slices(runner, num_seqs, 150)
         eager = runner.logits(StepBatch(tuple(slices))).clone()
-        found = graphs.step(slices)
+        found = graphs.step(slices, StepSampling(slices)).token_ids
         assert found == graphs.logits(num_seqs).argmax(-1).tolist()
         error = (graphs.logits(num_seqs) - eager).norm() / eager.norm()
         assert float(error) < 0.02
@@ -98,7 +99,7 @@ def test_captured_steps_leave_every_other_block_as_it_was(model: Path) -> None:
     graphs = capture(runner, 8)
     assert torch.equal(runner.kv, before)
     slices = decode_slices(runner, 5, 30)
-    graphs.step(slices)
+    graphs.step(slices, StepSampling(slices))
     written = sorted(piece.block_table[piece.start // 16] for piece in slices)
     assert (runner.kv != before).flatten(1).any(1).nonzero()[:, 0].tolist() == written
 

@@ -13,7 +13,7 @@ from support.cuda import DEVICE, IS_REHEARSAL
 from twinpool.engine.batch import SequenceSlice
 from twinpool.engine.gpu.step_inputs import StepInputs
 from twinpool.engine.host_inputs import HostInputs
-from twinpool.engine.sampler import sampling_rows
+from twinpool.engine.sampler import StepSampling
 from twinpool.kernels.activation import silu_mul_reference
 from twinpool.kernels.block_copy import block_runs
 from twinpool.kernels.gpu import activation, block_copy, paged_attention, rms_norm, rope_kv_write, sampling
@@ -135,7 +135,7 @@ def test_sampling_from_a_large_vocabulary() -> None:
         )
         for i in range(num_rows)
     ]  # fmt: skip
-    rows, _ = sampling_rows(slices)
+    rows = StepSampling(slices).rows
     words = torch.from_numpy(rows.view(np.int32)).to(DEVICE)
     found = sampling.sample_rows(logits.clone(), words, None).tolist()
     wanted = []

@@ -111,7 +111,7 @@ def test_int8_weights_give_the_logits_of_the_weights_that_they_stand_for(
     whole = Decoder(config, RoundedWeights(dtype), 128, torch.device("cpu"))
     wanted = whole.logits(whole.forward(token_ids, batch, pool_for(config, dtype), rows, ignore_layer))
     decoder = CompiledDecoder(config, RandomWeights(dtype), 128, dtype, Team(2), as_integers=True)
-    found = decoder.forward(token_ids, batch, pool_for(config, dtype), rows, ignore_layer)
+    found = decoder.logits(decoder.forward(token_ids, batch, pool_for(config, dtype), rows, ignore_layer))
     assert (found - wanted).norm() <= tolerance * wanted.norm()
     packed = pack_weights(config, RandomWeights(dtype), dtype, as_integers=True)
     assert packed_bytes(config, dtype, as_integers=True) == packed.flat.nbytes + packed.matrices.nbytes
@@ -124,7 +124,7 @@ def test_a_sequence_has_the_same_logits_to_the_bit_in_every_batch_and_chunking(d
     def last_logits(kv: torch.Tensor, lengths: list[tuple[int, int]]) -> torch.Tensor:
         token_ids, batch = batch_of(lengths)
         rows = torch.from_numpy(batch.query_starts[1:] - 1)
-        return decoder.forward(token_ids, batch, kv, rows, ignore_layer)[0].clone()
+        return decoder.logits(decoder.forward(token_ids, batch, kv, rows, ignore_layer))[0].clone()
 
     alone, crowded, chunked = (pool_for(PLAIN, dtype) for _ in range(3))
     wanted = last_logits(alone, [(45, 45)])
@@ -145,10 +145,29 @@ def test_several_threads_give_what_one_gives_to_the_bit(dtype: torch.dtype) -> N
             CompiledDecoder(PLAIN, RandomWeights(dtype), 128, dtype, Team(size)),
             pool_for(PLAIN, dtype),
         )
-        results.append((decoder.forward(token_ids, batch, kv, rows, ignore_layer).clone(), kv))
+        hidden = decoder.forward(token_ids, batch, kv, rows, ignore_layer)
+        results.append((decoder.logits(hidden).clone(), kv))
     for logits, kv in results[1:]:
         assert torch.equal(logits, results[0][0])
         assert torch.equal(kv, results[0][1])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("num_threads", [1, 2])
+def test_logits_of_many_rows_come_in_pieces_with_the_bits_that_they_have_alone(
+    dtype: torch.dtype, num_threads: int
+) -> None:
+    """And take no memory that is kept."""
+    decoder = CompiledDecoder(PLAIN, RandomWeights(dtype), 128, dtype, Team(num_threads))
+    token_ids, batch = batch_of([(70, 70), (60, 31)])
+    kept = len(decoder._buffers.logits)
+    hidden = decoder.forward(token_ids, batch, pool_for(PLAIN, dtype), torch.arange(101), ignore_layer)
+    pieces = [decoder.logits(hidden[first : first + 40]) for first in (0, 40, 80)]
+    assert len(decoder._buffers.logits) == kept
+    assert torch.equal(torch.cat(pieces), decoder.logits(hidden))
+    last = torch.tensor([69, 100])
+    alone = decoder.logits(decoder.forward(token_ids, batch, pool_for(PLAIN, dtype), last, ignore_layer))
+    assert torch.equal(torch.cat(pieces)[last], alone)
 
 
 def test_layers_of_a_group_are_final_when_its_last_is_told_and_none_is_told_before() -> None:
@@ -156,14 +175,16 @@ def test_layers_of_a_group_are_final_when_its_last_is_told_and_none_is_told_befo
     rows = torch.arange(len(token_ids))
     decoder = CompiledDecoder(PLAIN, RandomWeights(torch.float32), 128, torch.float32)
     kv, wanted_kv = pool_for(PLAIN, torch.float32), pool_for(PLAIN, torch.float32)
-    wanted = decoder.forward(token_ids, batch, wanted_kv, rows, ignore_layer).clone()
+    wanted = decoder.logits(decoder.forward(token_ids, batch, wanted_kv, rows, ignore_layer)).clone()
     told: list[int] = []
 
     def done(layer: int) -> None:
         told.append(layer)
         assert torch.equal(kv[:, : layer + 1], wanted_kv[:, : layer + 1])
 
-    found = decoder.forward(token_ids, batch, kv, rows, LayerGroupsDone(frozenset({1, 2}), done))
+    found = decoder.logits(
+        decoder.forward(token_ids, batch, kv, rows, LayerGroupsDone(frozenset({1, 2}), done))
+    )
     assert told == [1, 2]
     assert torch.equal(found, wanted)
 
@@ -174,10 +195,8 @@ def test_a_chunk_that_does_not_end_its_prompt_writes_kv_and_no_logits() -> None:
         *(pool_for(PLAIN, torch.float32) for _ in range(2)),
     )
     token_ids, batch = batch_of([(12, 12)])
-    assert decoder.forward(token_ids, batch, kv, torch.empty(0, dtype=torch.int64), ignore_layer).shape == (
-        0,
-        130,
-    )
+    hidden = decoder.forward(token_ids, batch, kv, torch.empty(0, dtype=torch.int64), ignore_layer)
+    assert decoder.logits(hidden).shape == (0, 130)
     decoder.forward(token_ids, batch, wanted, torch.tensor([11]), ignore_layer)
     assert torch.equal(kv, wanted)
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from support.made_matcher import ANY, MadeMatcher
 from support.tiny_models import piece, tokens
 from support.triton_device import DEVICE
 
@@ -16,11 +18,13 @@ from twinpool.bench.engine.made_models import MadeShape, make_model
 from twinpool.engine.batch import SequenceSlice
 from twinpool.engine.gpu.step_inputs import Room, StepInputs
 from twinpool.engine.host_inputs import HostInputs
+from twinpool.engine.look_back import LookBack
 from twinpool.engine.model_config import ModelConfig
 from twinpool.engine.models.decoder import Decoder
-from twinpool.engine.sampler import choose_tokens
+from twinpool.engine.sampler import Chosen, StepSampling
 from twinpool.engine.weights import Weights
 from twinpool.kernels.gpu import paged_attention as gpu_attention
+from twinpool.request import Job, SamplingParams
 
 pytestmark = pytest.mark.skipif(DEVICE.type == "cuda", reason="tests/gpu runs the whole engine on this GPU")
 CPU = torch.device("cpu")
@@ -54,13 +58,22 @@ def taken_for_cuda() -> Iterator[None]:
 
 
 def a_step(prompts: list[list[int]], start: int, end: int) -> list[SequenceSlice]:
-    """Tokens [start, end) of each prompt, the first of which is sampled greedily."""
-    return [
+    """Tokens [start, end) of each prompt, the first of which is sampled greedily, and not from the model's logits."""
+    slices = [
         piece(
-            str(i), ids[start:end], start, range(4 * i, 4 * i + 4), temperature=i % 2 * 0.8, top_p=0.9, seed=i
+            str(i), ids[start:end], start, range(4 * i, 4 * i + 4), temperature=i % 2 * 0.8, top_p=0.9, seed=i,
+            logit_bias=((7, 3.5), (8, 9.0), (1100, 9.0)) if i == 0 else (), logprobs=3 - i,
+            repetition_penalty=1.4 if i == 0 else 1.0, grammar=ANY if i == 0 else None,
         )
         for i, ids in enumerate(prompts)
-    ]
+    ]  # fmt: skip
+    job = Job("0", 0, (*prompts[0], 6), slices[0].sampling or SamplingParams(9, 0), (), 1)
+    return [replace(slices[0], look_back=LookBack(job)), *slices[1:]]
+
+
+def choose(logits: torch.Tensor, slices: list[SequenceSlice]) -> Chosen:
+    """The tokens after the slices, the first of which may have one of every third token; changes the logits."""
+    return StepSampling(slices, lambda _grammar: MadeMatcher(SHAPE.vocab_size)).choose(logits)
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of numpy, at work on what is not a number
@@ -75,7 +88,8 @@ def test_chunks_and_decodes_among_padding_give_the_cpus_tokens(model: Decoder) -
         token_ids, batch = HostInputs(BLOCK_SIZE).pack(slices)
         hidden = model.forward(token_ids, batch, pools[0], torch.from_numpy(rows), lambda _layer: None)
         logits = model.logits(hidden)
-        wanted = choose_tokens(logits.clone(), slices)
+        wanted = choose(logits, slices)
+        assert logits.isfinite().sum(1).tolist() == [367, 1100]
         num_decodes = 3 if end - start == 1 else 0  # a decode step is padded, as for a graph
         room = Room(2 * (end - start) + 1, 3, 4, 3)
         inputs = StepInputs(room, BLOCK_SIZE, CPU, num_decodes=num_decodes, most_queries=end - start)
@@ -83,6 +97,11 @@ def test_chunks_and_decodes_among_padding_give_the_cpus_tokens(model: Decoder) -
         with taken_for_cuda():
             found = model.forward(inputs.token_ids, inputs.batch, pools[1], inputs.rows, lambda _layer: None)
             found_logits = model.logits(found)[:2]
-            assert choose_tokens(found_logits.clone(), slices) == wanted
+            chosen = choose(found_logits, slices)
+        assert chosen.token_ids == wanted.token_ids
+        assert chosen.failed == wanted.failed == {}
+        for key, told in wanted.logprobs.items():
+            assert chosen.logprobs[key].logprob == pytest.approx(told.logprob, abs=1e-4)
+            assert [token for token, _ in chosen.logprobs[key].top] == [token for token, _ in told.top]
         torch.testing.assert_close(found_logits, logits, rtol=1e-4, atol=1e-4)
         torch.testing.assert_close(pools[1], pools[0], rtol=1e-4, atol=1e-4)

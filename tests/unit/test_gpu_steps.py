@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from support.made_matcher import ANY, MadeMatcher
 from support.rerun import as_host, capture
 from support.tiny_models import load_runner, piece, step, tokens
 
 from twinpool.bench.engine.made_models import MadeShape, make_model
-from twinpool.engine.batch import SequenceSlice
+from twinpool.engine.batch import Scoring, SequenceSlice
 from twinpool.engine.gpu.graphs import batch_sizes, size_for
 from twinpool.engine.gpu.step_inputs import NOWHERE, Room, StepInputs
 from twinpool.engine.host_inputs import HostInputs
+from twinpool.engine.look_back import LookBack
 from twinpool.engine.model_runner import ModelRunner
+from twinpool.engine.sampler import StepSampling
+from twinpool.request import Job, SamplingParams
 
 CPU = torch.device("cpu")
 
@@ -123,7 +128,7 @@ def test_replayed_steps_give_the_tokens_of_eager_ones_while_sequences_join_and_l
             for name in live
         ]
         wanted = runner.run(step(*slices)).token_ids
-        found = graphs.step(slices)
+        found = graphs.step(slices, StepSampling(slices)).token_ids
         assert found == list(wanted.values())
         assert not set(banned) & set(found)
         logits = runner.logits(step(*slices)).clone()
@@ -135,11 +140,55 @@ def test_replayed_steps_give_the_tokens_of_eager_ones_while_sequences_join_and_l
     assert graphs.num_replayed == 6
 
 
+def test_replayed_steps_change_logits_and_tell_of_them_as_eager_ones_do(
+    runner: ModelRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Penalties, a bias, bans, a grammar, log probabilities: each of some of the sequences, which come and go."""
+    monkeypatch.setattr(runner, "matcher", lambda _grammar: MadeMatcher(runner.model_config.vocab_size))
+    graphs = capture(runner, 5)
+    wishes: dict[int, dict[str, Any]] = {
+        0: {"temperature": 0.0, "repetition_penalty": 1.7, "frequency_penalty": 1.5},
+        1: {"temperature": 1.0, "logit_bias": ((17, 100.0), (9000, 5.0)), "logprobs": 3},
+        2: {"temperature": 2.0, "grammar": ANY},
+        3: {"temperature": 0.5, "presence_penalty": 2.0, "logit_bias": ((4, 9.0),), "grammar": ANY, "logprobs": 0},
+        4: {"temperature": 0.0},
+    }  # fmt: skip
+    ids = {name: tokens(9, seed=name) for name in wishes}
+    tables = {name: list(range(8 * name, 8 * name + 8)) for name in wishes}
+    params = {name: SamplingParams(99, name, **own) for name, own in wishes.items()}
+    jobs = {name: Job(str(name), 0, tuple(ids[name]), params[name], ()) for name in wishes}
+    eager, replayed = ({name: LookBack.of(job) for name, job in jobs.items()} for _ in range(2))
+    for name in wishes:
+        runner.run(step(piece(str(name), ids[name][:-1], 0, tables[name])))
+    for live in ([0, 1, 2, 3, 4], [3, 1], [4], [2, 4], [0, 2, 3], [1, 4], [4, 3, 2, 1, 0]):
+        wanted, found = (
+            [
+                SequenceSlice(
+                    jobs[name].key, ids[name][-1:], len(ids[name]) - 1, tables[name], params[name],
+                    (6, 7) if name % 2 else (), pasts[name],
+                )
+                for name in live
+            ]
+            for pasts in (eager, replayed)
+        )  # fmt: skip
+        output = runner.run(step(*wanted))
+        chosen = graphs.step(found, StepSampling(found, runner.matcher))
+        assert chosen.token_ids == list(output.token_ids.values())
+        assert chosen.logprobs == output.logprobs
+        assert {key.request_id for key in chosen.logprobs} == {str(name) for name in live if name in (1, 3)}
+        assert not output.failed | chosen.failed
+        for name, token_id in zip(live, chosen.token_ids, strict=True):
+            ids[name].append(token_id)
+    assert ids[1][9:].count(17) == 4
+    assert [token_id % 3 for token_id in ids[2][9:]] == [0, 1, 2, 0]
+
+
 def test_capturing_and_padding_write_nothing_to_the_pool(runner: ModelRunner) -> None:
     before = runner.kv.clone()
     graphs = capture(runner, 8)
     assert torch.equal(runner.kv, before)
-    graphs.step([piece(str(i), [7], 0, [9 + i], temperature=0.0) for i in range(5)])
+    slices = [piece(str(i), [7], 0, [9 + i], temperature=0.0) for i in range(5)]
+    graphs.step(slices, StepSampling(slices))
     changed = (runner.kv != before).flatten(1).any(1).nonzero()[:, 0].tolist()
     assert changed == [9, 10, 11, 12, 13]
 
@@ -152,9 +201,10 @@ def test_steps_that_no_graph_holds_run_eagerly_and_decode_steps_among_them_say_s
     decode = [piece(str(i), [7], 0, [9 + i], temperature=0.0) for i in range(3)]
     chunk = piece("chunk", tokens(4), 0, [3], temperature=0.0)
     for slices, missed in (
-        (decode, True), ([*decode[:1], chunk], False), ([piece("not at its end", [7], 0, [3])], False)
+        (decode, True), ([*decode[:1], chunk], False), ([piece("not at its end", [7], 0, [3])], False),
+        ([replace(decode[0], scoring=Scoring((), 0))], False),
     ):  # fmt: skip
-        assert graphs.step(slices) is None
+        assert not graphs.holds(slices)
         assert runner.run(step(*slices)).missed_graph is missed
     assert runner.run(step(*decode), lambda _layer: None).missed_graph is False
     assert graphs.num_replayed == 0

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from twinpool.engine.batch import SequenceSlice
-from twinpool.engine.sampler import choose_tokens, sampling_rows
+from twinpool.engine.sampler import StepSampling, choose_tokens
 from twinpool.kernels.batch_sampling import ROW, marks_of, sample_rows, sample_rows_reference
 from twinpool.kernels.sampling import (
     exponential_reference,
@@ -232,8 +232,8 @@ def test_what_a_gpu_is_told_of_a_batch_gives_the_tokens_that_a_cpu_chooses() -> 
     for row in (1, 3):
         banned = tuple(logits[row].topk(3).indices.tolist())
         slices[row] = dataclasses.replace(slices[row], banned_token_ids=(*banned, 1000))
-    rows, marks = sampling_rows(slices)
-    wanted = sample_rows_reference(logits, rows, torch.from_numpy(marks)).tolist()
+    told = StepSampling(slices)
+    wanted = sample_rows_reference(logits, told.rows, torch.from_numpy(told.marks)).tolist()
     assert wanted == choose_tokens(logits, slices)
 
 
