@@ -40,7 +40,7 @@ def cut(text: str, places: list[int]) -> list[str]:
 
 
 @pytest.mark.parametrize("name", PARSERS)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(text=texts, places=st.lists(st.integers(0, 1000), max_size=12))
 def test_pieces_do_not_matter(name: str, text: str, places: list[int]) -> None:
     whole = read(PARSERS[name](), text)
@@ -49,7 +49,7 @@ def test_pieces_do_not_matter(name: str, text: str, places: list[int]) -> None:
 
 
 @pytest.mark.parametrize("name", PARSERS)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(text=texts)
 def test_deltas_are_well_formed(name: str, text: str) -> None:
     """Calls are counted from 0, arguments follow their call's begin, and nothing is empty."""
@@ -68,7 +68,7 @@ def test_deltas_are_well_formed(name: str, text: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["hermes", "llama", "mistral"])
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(text=texts)
 def test_text_is_lost_only_where_there_are_calls(name: str, text: str) -> None:
     deltas = read(PARSERS[name](), text)
@@ -85,7 +85,7 @@ arguments = st.dictionaries(st.text(), values, max_size=3)
 
 
 @pytest.mark.parametrize("name", ["hermes", "llama", "mistral", "mistral, named"])
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(
     calls=st.lists(st.tuples(st.sampled_from(TOOLS), arguments), min_size=1, max_size=3),
     is_ascii=st.booleans(),

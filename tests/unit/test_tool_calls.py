@@ -182,8 +182,8 @@ def test_a_call_that_is_cut_off_has_the_arguments_so_far() -> None:
 
 
 def test_arguments_end_where_their_brackets_stop_to_match_and_the_rest_is_content() -> None:
-    text = '<tool_call>{"name": "stop", "arguments": {"a": [1}}</tool_call> Well.'
-    assert read(hermes(), text) == [*call(0, "stop", '{"a": [1'), Content("}} Well.")]
+    text = '<tool_call>{"name": "stop", "arguments": {"a": [1}, 2}</tool_call> Well.'
+    assert read(hermes(), text) == [*call(0, "stop", '{"a": [1'), Content("}, 2} Well.")]
 
 
 def test_a_bracket_too_many_before_the_closing_tag_is_no_content() -> None:

@@ -14,6 +14,7 @@ from twinpool.request import Grammar, GrammarKind
 
 OPEN, CLOSE = "<think>", "</think>"
 _ANY = r"(.|\n)*"
+_CLOSE = r"<\/think>"
 _SPELLED = re.compile(r"\\.|/|\n")
 
 
@@ -98,7 +99,7 @@ class ThinkFormat:
         # A token ends whatever is before it; a text must be the first of its kind.
         is_token = CLOSE in self._added_token_ids
         rest = (
-            f"rest: /{_ANY}/ {closing} gap?" if is_token else f"rest: end gap?\nend[lazy]: /{_ANY}<[/]think>/"
+            rf"rest: /{_ANY}/ {closing} gap?" if is_token else f"rest: end gap?\nend[lazy]: /{_ANY}{_CLOSE}/"
         )
         rules = (
             f"start: {'rest' if last else 'thought?'} answer",
