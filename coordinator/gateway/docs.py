@@ -6,6 +6,7 @@ Nothing here checks a request: what is checked are the bodies' structs, of which
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from http import HTTPMethod
@@ -89,8 +90,8 @@ def document(app: FastAPI, open_paths: Collection[str] | None) -> dict[str, Any]
         if open_paths is not None:
             described["security"] = [{"key": []}, {"x-api-key": []}] if needs_key else []
         for method in sorted(_methods(route)):
-            id_ = f"{method}_{route.name}"
-            paths.setdefault(_path(route), {})[method] = {"operationId": id_, **described}
+            id_ = re.sub(r"\W+", "_", f"{method}{route.path_format}").strip("_")
+            paths.setdefault(route.path_format, {})[method] = {"operationId": id_, **described}
     made: dict[str, Any] = {
         "openapi": VERSION,
         "info": {"title": app.title, "version": app.version, "license": {"name": "Apache-2.0"}},
@@ -115,11 +116,6 @@ def _operation(route: Route) -> Operation:
 
 def _methods(route: Route) -> list[str]:
     return [method.lower() for method in route.methods or () if method != HTTPMethod.HEAD]
-
-
-def _path(route: Route) -> str:
-    """Without how its parameters are matched."""
-    return route.path_format
 
 
 def _statuses(route: Route, op: Operation, needs_key: bool) -> list[int]:
@@ -147,7 +143,7 @@ def _described(
         {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
         for name in route.param_convertors
     ]
-    media, answer = ANSWERS.get(_path(route), (_JSON, {"type": "object"}))
+    media, answer = ANSWERS.get(route.path_format, (_JSON, {"type": "object"}))
     content = {media: {"schema": answer}}
     described: dict[str, Any] = {"summary": " ".join(summary.split())}
     if rest:

@@ -36,6 +36,7 @@ ANSWERS: Mapping[str, tuple[str, dict[str, Any]]] = {
         "/v1/responses": _object(
             id=_STRING, object={"const": "response"}, created_at=_NUMBER, status=_STRING, model=_STRING, output=_LIST
         ),
+        "/v1/responses/input_tokens": _object(object=_STRING, input_tokens=_WHOLE),
         "/v1/messages": _object(
             id=_STRING, type={"const": "message"}, role={"const": "assistant"}, model=_STRING, content=_LIST,
             stop_reason=_or_null(_STRING), usage={"type": "object"},

@@ -80,7 +80,7 @@ def test_what_was_recorded_is_replayed_with_the_same_lengths_and_the_same_reuse(
     refused = _ask(server, PROMPTS[0], 5, **{"x-request-timeout": "1e-6"})
     assert refused.status_code == 400
     *served, last = lines = recorded.lines_once_there_are(len(PROMPTS) + 1)
-    assert lines[0]["twinpool"]["block_size"] == 16
+    assert [line["twinpool"]["block_size"] for line in lines if "twinpool" in line] == [16]
     assert [line["input_length"] for line in served] == [len(prompt) for prompt in PROMPTS]
     assert [line["output_length"] for line in served] == list(OUTPUTS)
     assert {(line["outcome"], line["finish_reason"]) for line in served} == {("completed", "length")}
@@ -103,7 +103,7 @@ def test_what_was_recorded_is_replayed_with_the_same_lengths_and_the_same_reuse(
     command = [
         sys.executable, "-m", "twinpool", "bench", "serve", "--base-url", server.url,
         "--tokenizer", str(recorded.model), "--dataset-name", "jsonl-trace", "--dataset-path", str(trace),
-        "--max-concurrency", "1", "--disable-tqdm",
+        "--prompt-as", "ids", "--max-concurrency", "1", "--disable-tqdm",
     ]  # fmt: skip
     done = subprocess.run(
         command, capture_output=True, text=True, env=server_environment(), cwd=tmp_path, check=False
@@ -125,15 +125,3 @@ def test_every_choice_has_a_line_and_no_line_has_text(recorded: Recorded) -> Non
     assert [line["choices"] for line in lines] == [2, 2]
     assert lines[0]["hash_ids"] == lines[1]["hash_ids"] != []
     assert "swordfish" not in recorded.path.read_text()
-
-
-def test_a_record_that_cannot_be_written_ends_the_start_with_one_line(tmp_path: Path) -> None:
-    model = save_served_model(tmp_path)
-    command = [
-        sys.executable, "-m", "twinpool", "serve", str(model), "--port", "0", "--record", str(tmp_path / "no" / "x"),
-    ]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True, env=server_environment(), check=False)
-    assert done.returncode == 2
-    assert "--record is" in done.stderr
-    assert "No such file or directory" in done.stderr
-    assert "Traceback" not in done.stderr
