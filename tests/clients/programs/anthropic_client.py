@@ -6,6 +6,7 @@ import os
 import anthropic
 
 URL, MODEL = os.environ["TWINPOOL_URL"], os.environ["TWINPOOL_MODEL"]
+GREEDY = {"temperature": 0}  # newer versions of the package have no argument for it
 QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
 
 
@@ -20,19 +21,19 @@ def usage(message: anthropic.types.Message) -> list[int]:
 def main() -> None:
     """Asks for one of each kind."""
     client = anthropic.Anthropic(base_url=URL, api_key="none", max_retries=0)
-    whole = client.messages.create(model=MODEL, messages=QUESTION, temperature=0, max_tokens=30)
-    with client.messages.stream(model=MODEL, messages=QUESTION, temperature=0, max_tokens=30) as stream:
+    whole = client.messages.create(model=MODEL, messages=QUESTION, extra_body=GREEDY, max_tokens=30)
+    with client.messages.stream(model=MODEL, messages=QUESTION, extra_body=GREEDY, max_tokens=30) as stream:
         types = [event.type for event in stream]
         streamed = stream.get_final_message()
     cut = client.messages.create(
         model=MODEL,
         system="You are brief.",
         messages=[{"role": "user", "content": [{"type": "text", "text": "Tell a story."}]}],
-        temperature=0,
+        extra_body=GREEDY,
         max_tokens=5,
     )
     failures = {}
-    for name, changes in (("no_model", {"model": "none"}), ("wrong", {"temperature": -1})):
+    for name, changes in (("no_model", {"model": "none"}), ("wrong", {"extra_body": {"temperature": -1}})):
         try:
             client.messages.create(**({"model": MODEL, "messages": QUESTION, "max_tokens": 5} | changes))
         except anthropic.APIStatusError as exc:
