@@ -178,7 +178,7 @@ def of_user(*blocks: dict[str, object]) -> list[dict[str, object]]:
         ({"tools": [{"name": "f"}]}, "tools[0].input_schema", "input_schema is missing"),
         ({"tool_choice": {"type": "tool"}}, "tool_choice.name", "tool_choice.name is missing"),
         ({"tool_choice": {"type": "some"}}, "tool_choice.type", "must be one of auto, any, tool, none"),
-        ({"thinking": {"type": "hard"}}, "thinking.type", "must be one of enabled, adaptive, disabled"),
+        ({"thinking": {"type": "hard"}}, "thinking.type", "must be one of enabled, adaptive"),
         ({"mcp_servers": [{"url": "x"}]}, "mcp_servers", "leave it out"),
         ({"container": "c"}, "container", "leave it out"),
         ({"output_config": {"format": {"type": "xml"}}}, "output_config.format.type", "must be json_schema"),

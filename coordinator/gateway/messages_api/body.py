@@ -13,6 +13,7 @@ from twinpool.coordinator.gateway.messages_api.turns import ContentBlock, Turn, 
 from twinpool.errors import InvalidRequest
 
 MOST_STOP_SEQUENCES = 64
+THINKING = ("enabled", "adaptive", "between_tools", "disabled")
 
 
 class MessagesTool(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,7 +35,7 @@ class MessagesToolChoice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Thinking(msgspec.Struct, frozen=True, kw_only=True):
-    """Whether the model is to think first: `enabled`, `adaptive` or `disabled`."""
+    """Whether the model is to think first: not if it is `disabled`."""
 
     type: str
     budget_tokens: int | None = None
@@ -109,9 +110,9 @@ def check_messages(raw: dict[str, Any], *, for_answer: bool) -> MessagesBody:
         if getattr(body, field):
             message = f"{field} is set, but this server runs no tools of its own; leave it out"
             raise InvalidRequest(message, param=field)
-    if body.thinking is not None and body.thinking.type not in ("enabled", "adaptive", "disabled"):
+    if body.thinking is not None and body.thinking.type not in THINKING:
         raise InvalidRequest(
-            f"thinking.type is {shown(body.thinking.type)}; it must be one of enabled, adaptive, disabled",
+            f"thinking.type is {shown(body.thinking.type)}; it must be one of {', '.join(THINKING)}",
             param="thinking.type",
         )
     return body
