@@ -117,7 +117,9 @@ class KeyRing:
         scheme, _, key = (authorization or "").partition(" ")
         key = key.strip()
         if scheme.lower() != "bearer" or not key:
-            raise Unauthorized("this server needs an API key; send it as Authorization: Bearer KEY")
+            raise Unauthorized(
+                "this server needs an API key; send it as Authorization: Bearer KEY, or as x-api-key: KEY"
+            )
         found: str | None = None
         if len(key) <= LONGEST_KEY:
             for known in self._all:
