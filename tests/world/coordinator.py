@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from twinpool.config import RecordConfig
 from twinpool.coordinator.events import (
     Command,
     Emit,
@@ -12,15 +14,18 @@ from twinpool.coordinator.events import (
     Event,
     FromWorker,
     Note,
+    Record,
     Refuse,
     Send,
     Tick,
     WorkerLost,
 )
+from twinpool.coordinator.request_record import EndedRequest
 from twinpool.coordinator.state import CoordinatorCore
 from twinpool.errors import InvariantViolation
 from twinpool.messages import Dropped, DropReason, Message, Prefill
 from twinpool.metrics import CoordinatorMetric
+from twinpool.request import RequestState
 from world import hybrid
 from world.model import EOS
 from world.schedule import Actor
@@ -41,7 +46,9 @@ class CoordinatorProcess(Actor):
     def __init__(self, world: World, number: int) -> None:
         super().__init__(f"coordinator/{number}")
         self._world = world
-        self.core = CoordinatorCore(world.scenario.coordinator, (EOS,))
+        config = replace(world.scenario.coordinator, record=RecordConfig("of the world"))
+        self.core = CoordinatorCore(config, (EOS,))
+        self._recorded: list[EndedRequest] = []
         self.clients: dict[str, Client] = {}
         self._live: dict[str, None] = {}
         self._sent_back: dict[str, set[int]] = {}
@@ -80,6 +87,9 @@ class CoordinatorProcess(Actor):
         except InvariantViolation as exc:
             raise Broken("the core's own books", f"{self.name} at {event}: {exc}") from exc
         for command in commands:
+            if isinstance(command, Record):
+                self._recorded.append(command.ended)
+                continue
             story.tell(schedule.now, self.name, command)
             self._carry_out(command)
         self._check_ended()
@@ -143,12 +153,25 @@ class CoordinatorProcess(Actor):
         counted = {state: n for state, n in tally.counts(CoordinatorMetric.REQUESTS).items() if n}
         if counted != ends:
             raise Broken("requests are counted once", f"{counted} are counted, clients saw {ends}")
+        self._check_record(ends)
         delivered = tally.count(CoordinatorMetric.TOKENS_DELIVERED)
         if delivered != num_tokens:
             raise Broken("tokens are counted once", f"{delivered} are counted, clients got {num_tokens}")
         for metric in (CoordinatorMetric.DUPLICATE_TOKENS, CoordinatorMetric.PROTOCOL_FAULTS):
             if count := sum(tally.counts(metric).values()):
                 raise Broken("no worker says what it must not", f"{metric} is {count}")
+
+    def _check_record(self, ends: dict[str, int]) -> None:
+        """Every request is recorded once, with the outcome and the tokens that its client saw."""
+        recorded = [*self._recorded, *self.core.ended(self._world.schedule.now, settle_s=0.0)]
+        outcomes = Counter(ended.outcome.value for ended in recorded)
+        if outcomes != ends or len({ended.request_id for ended in recorded}) != len(recorded):
+            raise Broken("requests are recorded once", f"{dict(outcomes)} are recorded, clients saw {ends}")
+        for ended in recorded:
+            if ended.facts is not None and ended.outcome is RequestState.COMPLETED:
+                known = ended.facts.num_cached_tokens + ended.facts.num_computed_tokens
+                if known != len(ended.prompt_token_ids):
+                    raise Broken("cached and computed are the prompt", f"{ended}")
 
     def what_is_held(self) -> str:
         """What this coordinator still holds of any request; empty when nothing lives."""

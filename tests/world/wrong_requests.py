@@ -8,6 +8,7 @@ import pytest
 
 from twinpool.coordinator import custody
 from twinpool.coordinator.custody import Custody
+from twinpool.coordinator.ended import EndedRequests
 from twinpool.coordinator.lifecycle import Leg, Move, Request
 from twinpool.coordinator.registry import Registry, Worker
 from twinpool.coordinator.state import CoordinatorCore
@@ -34,6 +35,12 @@ def a_cancel_reaches_one_side_only(patch: pytest.MonkeyPatch) -> None:
             honest(self, worker, message)
 
     patch.setattr(Custody, "send", send)
+
+
+@VARIANTS.add
+def what_was_refused_is_not_recorded(patch: pytest.MonkeyPatch) -> None:
+    """The record has only what was let in."""
+    patch.setattr(EndedRequests, "refuse", lambda *_: None)
 
 
 @VARIANTS.add
