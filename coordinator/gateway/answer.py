@@ -71,6 +71,9 @@ class Answer:
         self._detokenizer = detokenizer
         self._rules = rules
         self._matcher = StopMatcher(rules.stop) if rules.stop else None
+        self._is_plain = rules == AnswerRules(
+            min_tokens=rules.min_tokens, stop_token_ids=rules.stop_token_ids
+        )
         self._goes_one_by_one = self._matcher is not None or rules.has_logprobs
         self._holds_tokens = rules.has_logprobs or rules.shows_tokens
         self._held: list[Piece] = []
@@ -88,6 +91,9 @@ class Answer:
         if output.first_index != self._num_tokens:
             raise InvariantViolation(f"output token {output.first_index} follows {self._num_tokens} tokens")
         finish = output.finish
+        if finish is None and self._is_plain:
+            self._num_tokens += len(output.token_ids)
+            return Piece(self._detokenizer.add(output.token_ids), output.token_ids, self._num_tokens)
         if finish not in (None, FinishReason.STOP, FinishReason.LENGTH):
             raise output.error or RequestFailed(f"the request ended without an answer: {finish}")
         token_ids = output.token_ids

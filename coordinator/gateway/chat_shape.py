@@ -70,39 +70,31 @@ class ChatChoice(OpenAIChoice):
         super().__init__(shape, index, has_only_text=shape.wanted.make_parser is None)
         self._chat = shape
         self._parser = shape.parser()
-        self._said: dict[str, Any] = {}
         self._has_calls = False
 
     def opening(self, first: Piece) -> bytes:  # noqa: ARG002  # nothing of it is shown here
         """The role, and the prompt's token ids, if they were asked for."""
         return self._shape.chunk(
-            self._choice({"role": "assistant", "content": ""}),
+            self._saying({"role": "assistant", "content": ""}),
             self._chat.prompt_ids() if self._index == 0 else None,
         )
 
     def ending(self, last: Piece) -> bytes:
         """The finish reason."""
         reason = finish_reason(last.finish, has_calls=self._has_calls)
-        return self._shape.chunk(self._choice({}) | {"finish_reason": reason} | stop_reason(last))
+        return self._shape.chunk(self._saying({}) | {"finish_reason": reason} | stop_reason(last))
 
-    def delta(self, piece: Piece) -> bytes:
-        """The chunk with what the piece's text says, and what else was asked for."""
-        if self._has_only_text:
-            return super().delta(piece)
-        said = self._parser.add(piece.text) if piece.text else []
+    def _said(self, piece: Piece) -> dict[str, Any] | None:
+        deltas = self._parser.add(piece.text) if piece.text else []
         if piece.finish is not None:
-            said = [*said, *self._parser.finish()]
-        self._has_calls |= any(isinstance(delta, ToolCallBegin) for delta in said)
-        self._said = _joined(said)
-        return super().delta(piece)
+            deltas = [*deltas, *self._parser.finish()]
+        self._has_calls |= any(isinstance(delta, ToolCallBegin) for delta in deltas)
+        return self._saying(_joined(deltas)) if deltas else None
 
-    def _has_something(self, piece: Piece) -> bool:
-        return bool(self._said) or super()._has_something(piece._replace(text=""))
+    def _choice(self, text: str) -> dict[str, Any]:
+        return self._saying({"content": text} if text else {})
 
-    def _delta_choice(self, piece: Piece) -> dict[str, Any]:
-        return self._choice({"content": piece.text} if self._has_only_text else self._said)
-
-    def _choice(self, delta: dict[str, Any]) -> dict[str, Any]:
+    def _saying(self, delta: dict[str, Any]) -> dict[str, Any]:
         return {"index": self._index, "delta": delta, "logprobs": None, "finish_reason": None}
 
     def _logprobs(self, piece: Piece) -> dict[str, Any]:

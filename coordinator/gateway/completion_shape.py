@@ -93,20 +93,19 @@ class CompletionChoice(OpenAIChoice):
         shape = self._completion
         echo, ids = shape.echo(self._index), shape.prompt_ids(self._index)
         if echo is None:
-            return shape.chunk(self._delta_choice(Piece("", (), 0)) | ids) if ids else b""
+            return shape.chunk(self._choice("") | ids) if ids else b""
         self._echo_chars = len(echo.text)
-        choice = self._delta_choice(Piece(echo.text, (), 0)) | ids
+        choice = self._choice(echo.text) | ids
         prompt_only = Piece("", (), 0, prompt_logprobs=first.prompt_logprobs)
         choice["logprobs"] = shape.logprobs(self._index, echo, prompt_only)
         return shape.chunk(choice)
 
     def ending(self, last: Piece) -> bytes:
         """The finish reason."""
-        choice = {"index": self._index, "text": "", "logprobs": None, "finish_reason": last.finish}
-        return self._shape.chunk(choice | stop_reason(last))
+        return self._shape.chunk(self._choice("") | {"finish_reason": last.finish} | stop_reason(last))
 
-    def _delta_choice(self, piece: Piece) -> dict[str, Any]:
-        return {"index": self._index, "text": piece.text, "logprobs": None, "finish_reason": None}
+    def _choice(self, text: str) -> dict[str, Any]:
+        return {"index": self._index, "text": text, "logprobs": None, "finish_reason": None}
 
     def _logprobs(self, piece: Piece) -> dict[str, Any]:
         offsets = (self._echo_chars + offset for offset in piece.text_offsets)

@@ -104,28 +104,32 @@ class OpenAIChoice(ChoiceShape):
         )
         self._before_text = self._after_text = b""
         if self._has_only_text:
-            sample = shape.chunk(self._delta_choice(Piece("\0", (), 0)))
+            sample = shape.chunk(self._choice("\0"))
             self._before_text, self._after_text = sample.split(b'"\\u0000"')
 
     def delta(self, piece: Piece) -> bytes:
-        """The chunk with the piece's text, and what else was asked for."""
+        """The chunk with what the piece says, and what else was asked for."""
         if self._has_only_text:
             return self._before_text + to_json(piece.text) + self._after_text if piece.text else b""
         self._shape.count(self._index, piece.num_tokens)
-        if not self._has_something(piece):
-            return b""
-        choice = self._delta_choice(piece)
+        choice = self._said(piece)
+        if choice is None:
+            if not (piece.token_ids and (self._has_logprobs or self._has_ids)):
+                return b""
+            choice = self._choice("")
         if self._has_logprobs:
             choice["logprobs"] = self._logprobs(piece)
         if self._has_ids:
             choice["token_ids"] = piece.token_ids
         return self._shape.chunk(choice)
 
-    def _has_something(self, piece: Piece) -> bool:
-        return bool(piece.text) or ((self._has_logprobs or self._has_ids) and bool(piece.token_ids))
+    def _said(self, piece: Piece) -> dict[str, Any] | None:
+        """The choice with what the piece's text says; None if that is nothing."""
+        return self._choice(piece.text) if piece.text else None
 
     @abstractmethod
-    def _delta_choice(self, piece: Piece) -> dict[str, Any]: ...
+    def _choice(self, text: str) -> dict[str, Any]:
+        """The choice with this text."""
 
     @abstractmethod
     def _logprobs(self, piece: Piece) -> dict[str, Any]: ...

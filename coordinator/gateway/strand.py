@@ -38,7 +38,7 @@ class Strand:
             self._is_unfinished = False
         piece = self._answer.add(output)
         self.num_tokens = piece.num_tokens
-        if piece.at_stop_string:
+        if piece.finish is not None and piece.at_stop_string:
             self._is_unfinished = False
             self._service.complete(self._request_id, piece.num_tokens)
         return piece
