@@ -43,7 +43,6 @@ WEATHER = {
         "hourly": {"type": "boolean"},
     },
     "required": ["city", "days"],
-    "additionalProperties": False,
     "$defs": {
         "days": {"type": "array", "items": {"type": "integer", "minimum": 1, "maximum": 9}, "maxItems": 2}
     },

@@ -152,6 +152,25 @@ def test_strict_functions_are_held_to_the_whole_schema() -> None:
         assert f'"lenient": {lenient}' in grammar.source
 
 
+@pytest.mark.parametrize(
+    ("parameters", "is_closed"),
+    [
+        (None, True),
+        (CITY, True),
+        ({}, False),
+        ({"type": "object"}, False),
+        (CITY | {"additionalProperties": True}, False),
+        (CITY | {"anyOf": [{"required": ["city"]}, {"required": ["place"]}]}, False),
+    ],
+)
+def test_arguments_have_no_properties_that_the_function_does_not_name(
+    parameters: dict[str, Any] | None, is_closed: bool
+) -> None:
+    grammar = planned([function(parameters=parameters)], "required").grammar
+    assert grammar is not None
+    assert ('"additionalProperties": false' in grammar.source) == is_closed
+
+
 def test_schemas_that_are_too_long_together_are_refused_only_where_an_answer_is_held_to_them() -> None:
     tools = [function(description="…", parameters={"description": "x" * MOST_GRAMMAR_CHARS})]
     assert planned(tools).grammar is None

@@ -14,7 +14,9 @@ from typing import Any
 from twinpool.coordinator.gateway.tools.fields import FunctionDefinition
 from twinpool.engine import lark
 
-_NO_PARAMETERS: Mapping[str, Any] = {"properties": {}, "additionalProperties": False}
+_NO_PARAMETERS: Mapping[str, Any] = {"properties": {}}
+_SAY_MORE = frozenset({"additionalProperties", "patternProperties", "allOf", "anyOf", "oneOf", "$ref"})
+"""What may allow an object properties that are not among its `properties`."""
 _SPACE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
 
@@ -53,6 +55,9 @@ def _name(number: int) -> str:
 
 def _schema(function: FunctionDefinition) -> dict[str, Any]:
     parameters = _NO_PARAMETERS if function.parameters is None else function.parameters
+    # A function takes what it names, though a schema that says nothing of other properties allows them.
+    is_closed = "properties" in parameters and not _SAY_MORE & parameters.keys()
+    others = {"additionalProperties": False} if is_closed else {}
     # What llguidance cannot hold a model to is an error only if the function wants it to be held to all.
     guidance = {**_SPACE, "lenient": not function.strict}
-    return {**parameters, "type": "object", "x-guidance": guidance}
+    return {**parameters, "type": "object", **others, "x-guidance": guidance}

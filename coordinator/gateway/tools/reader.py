@@ -183,5 +183,7 @@ class TextReader:
 
 def begun(text: str, word: str) -> int:
     """How many characters at the end of `text` are the beginning of `word`, and not all of it."""
-    longest = min(len(text), len(word) - 1)
-    return next((n for n in range(longest, 0, -1) if text.endswith(word[:n])), 0)
+    at = text.find(word[0], max(0, len(text) - len(word) + 1))
+    while at >= 0 and not word.startswith(text[at:]):
+        at = text.find(word[0], at + 1)
+    return len(text) - at if at >= 0 else 0
