@@ -58,9 +58,13 @@ def main(argv: Sequence[str]) -> int:
     """Serves until standard input ends."""
     collector.put_off()
     token = JoinToken(os.environ[VARIABLE])
-    model = resolve(argv[0] if argv else None, needs_weights=False)
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as loop:
-        loop.run(_serve(model, token))
+    try:
+        model = resolve(argv[0] if argv else None, needs_weights=False)
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as loop:
+            loop.run(_serve(model, token))
+    except TwinpoolError as exc:
+        print(exc, file=sys.stderr)
+        return 1
     return 0
 
 

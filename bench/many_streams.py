@@ -22,6 +22,7 @@ import random
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -43,6 +44,8 @@ from twinpool.join_token import VARIABLE, JoinToken
 MOST_ADDED_S = 1e-3
 START_LIMIT_S = 60.0
 STREAM_LIMIT_S = 600.0
+AT_ONCE = 20
+"""So many streams begin at a time."""
 SETTLING_S = 2.0
 """Tokens of this time do not count: the streams have just begun."""
 TOGETHER_ROUNDS = 20
@@ -103,24 +106,33 @@ async def _prove(args: argparse.Namespace) -> Report:
         await _until_ready(client)
         say(f"{args.streams} streams begin")
         wanted = prompts.exact(rng, _PROMPT_TOKENS, MAX_MODEL_LEN - _PROMPT_TOKENS)
-        streams = asyncio.gather(
-            *(client.generate(wanted, STREAM_LIMIT_S, None, f"stream-{i}") for i in range(args.streams))
-        )
+        streams: list[asyncio.Task[Outcome]] = []
         try:
-            await worker.until_streams(args.streams, START_LIMIT_S)
+            while (num_begun := len(streams)) < args.streams:
+                numbers = range(num_begun, min(num_begun + AT_ONCE, args.streams))
+                streams += [
+                    asyncio.create_task(client.generate(wanted, STREAM_LIMIT_S, None, f"stream-{i}"))
+                    for i in numbers
+                ]
+                await worker.until_streams(len(streams), START_LIMIT_S)
             say(f"each gets a token about every {args.gap:g} s, for {args.seconds:g} s")
             await _now_and_then(worker, rng, SETTLING_S, args)
             sparse = await _phase(process, _now_and_then(worker, rng, args.seconds, args))
             say(f"all get one together, {TOGETHER_ROUNDS} times")
             together = await _phase(process, _all_together(worker))
             worker.end()
-            outcomes = await streams
+            outcomes = await asyncio.gather(*streams)
         except TimeoutError:
+            ended = [task.result() for task in streams if task.done()]
+            reasons = Counter(f"{outcome.end}: {outcome.error}" for outcome in ended)
             raise ServerFault(
-                f"{len(worker.streams)} of {args.streams} streams began within {START_LIMIT_S:g} s"
+                f"{len(worker.streams)} of {args.streams} streams began within {START_LIMIT_S:g} s; {dict(reasons)}"
             ) from None
         finally:
-            streams.cancel()
+            for task in streams:
+                task.cancel()
+            if streams:
+                await asyncio.wait(streams)
             worker.close()
     if worker.failures:
         raise ServerFault(f"the coordinator said what no worker understands: {worker.failures[0]}")
