@@ -5,13 +5,14 @@ from __future__ import annotations
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from support.coordinator_core import CoreDriver, submission
-from support.coordinator_pools import Pools, expected_tokens, is_answered
+from support.coordinator_core import EOS, CoreDriver, submission
+from support.coordinator_pools import Pools, expected_tokens, is_answered, told_of_prompt
+from support.jobs import told
 
 from twinpool.config import Role
 from twinpool.coordinator.events import Arrived
 from twinpool.metrics import CoordinatorMetric
-from twinpool.request import FinishReason
+from twinpool.request import FinishReason, Job
 
 SPLIT = {"P0": Role.PREFILL, "P1": Role.PREFILL, "D0": Role.DECODE, "D1": Role.DECODE}
 COLOCATED = {"K0": Role.COLOCATED, "K1": Role.COLOCATED}
@@ -29,18 +30,25 @@ class Coordination(RuleBasedStateMachine):
         self.driver = CoreDriver(max_attempts=max_attempts, max_in_flight=max_in_flight, max_queue_requests=6)
         self.pools = Pools(self.driver, roles)
         self.wanted: dict[str, list[int]] = {}
+        self.jobs: dict[str, Job] = {}
         self.completed: set[str] = set()
         self.num_submitted = 0
 
-    @rule(num_prompt=st.sampled_from((1, 5, 70, 200)), max_tokens=st.integers(1, 6), first=st.integers(0, 3))
-    def submit(self, num_prompt: int, max_tokens: int, first: int) -> None:
+    @rule(
+        num_prompt=st.sampled_from((1, 5, 70, 200)),
+        max_tokens=st.integers(1, 6),
+        first=st.integers(0, 3),
+        asked=st.sampled_from(({}, {}, {"logprobs": 1}, {"logprobs": 0, "prompt_logprobs": 2})),
+    )
+    def submit(self, num_prompt: int, max_tokens: int, first: int, asked: dict[str, int]) -> None:
         request_id = f"r{self.num_submitted}"
         self.num_submitted += 1
-        request = submission(request_id, num_prompt, max_tokens, self.driver.now - 0.003, first)
+        request = submission(request_id, num_prompt, max_tokens, self.driver.now - 0.003, first, asked)
         self.driver.do(Arrived(request))
         self.pools.collect()
         if request_id not in self.driver.refusals:
             self.wanted[request_id] = expected_tokens(request.prompt_token_ids, max_tokens)
+            self.jobs[request_id] = Job(request_id, 1, request.prompt_token_ids, request.sampling, (EOS,))
 
     @precondition(lambda self: self.pools.choices())
     @rule(data=st.data(), repeat=st.integers(1, 6))
@@ -96,6 +104,19 @@ class Coordination(RuleBasedStateMachine):
             assert tokens == wanted[: len(tokens)]
             if is_answered(self.driver.finish(request_id)):
                 assert tokens == wanted
+
+    @invariant()
+    def log_probabilities_come_with_their_tokens(self) -> None:
+        for request_id, job in self.jobs.items():
+            asked = job.sampling
+            outputs = [output for output in self.driver.outputs.get(request_id, ()) if output.token_ids]
+            for output in outputs:
+                num_top = asked.logprobs
+                wanted = () if num_top is None else tuple(told(token, num_top) for token in output.token_ids)
+                assert output.logprobs == wanted
+            prompts = [output.prompt_logprobs for output in outputs]
+            first = None if asked.prompt_logprobs is None else told_of_prompt(job)
+            assert prompts == [first, *[None] * (len(outputs) - 1)][: len(outputs)]
 
     def teardown(self) -> None:
         if not hasattr(self, "driver"):

@@ -19,6 +19,7 @@ from twinpool.messages import (
     LinkReady,
     Message,
     PrefillReport,
+    PromptLogprobs,
     Register,
     StepTokens,
     decode,
@@ -27,7 +28,8 @@ from twinpool.messages import (
 from twinpool.request import RequestState
 
 FROM_WORKERS = (
-    Register, LinkReady, LinkFailed, Heartbeat, Left, Granted, StepTokens, PrefillReport, HandoffReport, Dropped,
+    Register, LinkReady, LinkFailed, Heartbeat, Left, Granted, StepTokens, PromptLogprobs, PrefillReport, HandoffReport,
+    Dropped,
 )  # fmt: skip
 SPLIT = {"prefill-0": Role.PREFILL, "decode-0": Role.DECODE}
 MIXED = {"prefill-0": Role.COLOCATED, "decode-0": Role.COLOCATED}
@@ -62,8 +64,11 @@ def test_no_nonsense_of_workers_breaks_the_books(
         driver.join(worker_id, role, incarnation=LIVES[0])
     if roles is SPLIT:
         driver.link("prefill-0", "decode-0")
-    for request_id in ("r0", "r1"):
-        driver.do(Arrived(submission(request_id, max_tokens=max_tokens, at=driver.now)))
+    for request_id, sampling in (("r0", {}), ("r1", {"logprobs": 0, "prompt_logprobs": 1})):
+        request = submission(
+            request_id, num_prompt=2, max_tokens=max_tokens, at=driver.now, sampling=sampling
+        )
+        driver.do(Arrived(request))
     for worker_id, life, message in said:
         incarnation = f"{worker_id}-{life}" if life else "life-1"
         driver.do(FromWorker(worker_id, incarnation, decode(encode(message))))

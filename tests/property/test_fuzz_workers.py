@@ -11,12 +11,12 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from support import junk
+from support.jobs import done
 
 from twinpool.colocated_pool.core import ColocatedCore
 from twinpool.colocated_pool.hybrid import HybridCore, HybridDecodeCore, HybridPrefillCore
 from twinpool.config import Role, SchedulerConfig
 from twinpool.decode_pool.core import DecodeCore
-from twinpool.engine.batch import StepOutput
 from twinpool.layout import Dtype, KVLayout
 from twinpool.messages import (
     Cancel,
@@ -52,7 +52,6 @@ from twinpool.worker.core import (
     PushStopped,
     ReceiveCancelled,
     SendCoordinator,
-    StepDone,
     StepPlan,
     StopPush,
     Tick,
@@ -136,15 +135,14 @@ class Bench:
             case Verify(manifest):
                 self.feed(Verified(manifest.fence, 0.1, "" if goes_well else "a digest differs"))
 
-    def step(self) -> None:
-        """A step begins, or the one that runs ends."""
+    def step(self, goes_well: bool = True) -> None:
+        """A step begins, or the one that runs ends: of its sequences the first may be unable to go on."""
         if self.plan is None:
             self.plan = self.core.next_step(self.now)
             self.core.check()
             return
         plan, self.plan = self.plan, None
-        tokens = {chunk.key: 5 for chunk in plan.batch.slices if chunk.sampling}
-        self.feed(StepDone(plan, StepOutput(tokens, 0.01)))
+        self.feed(done(plan, 5, () if goes_well else (plan.batch.slices[0].key,)))
 
     def tick(self, seconds: float) -> None:
         """Time passes."""
@@ -244,7 +242,7 @@ def test_no_nonsense_breaks_a_worker(role: Role, is_hybrid: bool, data: st.DataO
             case 5 if bench.owed:
                 bench.answer(goes_well=data.draw(st.booleans()))
             case 6 | 7:
-                bench.step()
+                bench.step(goes_well=data.draw(st.integers(0, 4)) > 0)
             case 8:
                 bench.tick(data.draw(st.sampled_from((0.1, 3.0, 11.0))))
             case 9:

@@ -6,14 +6,16 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from twinpool.config import Role
 from twinpool.coordinator.events import Abandoned, Arrived, Cancelled, Completed, Cut, Delivered
 from twinpool.coordinator.service import Output, Submission
 from twinpool.coordinator.state import CoordinatorCore
 from twinpool.coordinator.tenants import ANYONE, Tenant
+from twinpool.coordinator.timeline import Timeline
 from twinpool.engine.stop_strings import StopMatcher
 from twinpool.errors import ClientTooSlow, RequestError
 from twinpool.request import FinishReason, Job, RequestState, SamplingParams
-from world.model import EOS, answer, text
+from world.model import EOS, answer, text, told_of
 from world.schedule import Actor
 from world.story import Broken
 
@@ -167,6 +169,11 @@ class Client(Actor):
         self.num_emitted += len(output.token_ids)
         if tuple(self.whole[output.first_index : self.num_emitted]) != output.token_ids:
             raise Broken("the same tokens", f"{self.name} gets {output}, wanted is {self.whole}")
+        if self.num_emitted > self.most_tokens:
+            raise Broken(
+                "who cannot go on ends", f"{self.name} has {self.num_emitted} tokens of {self.most_tokens}"
+            )
+        self._check_told(output)
         self.finish, self.error = output.finish, output.error
         if self.finish is not None:
             self.ended_at = self._world.schedule.now
@@ -195,6 +202,27 @@ class Client(Actor):
 
     # ── promises ────────────────────────────────────────────────────────────────────────────────────────────
 
+    def _check_told(self, output: Output) -> None:
+        """What comes beside the tokens, and nothing that was not asked for: each token's log probabilities, and with
+        the first of all those of the prompt."""
+        sampling, sequence = self.ask.sampling, (*self.ask.prompt, *self.whole[: self.num_emitted])
+        first, is_first = len(self.ask.prompt) + output.first_index, output.first_index == 0
+        wanted, of_prompt = (), None
+        if sampling.logprobs is not None:
+            wanted = told_of(sequence, first, sampling.logprobs)
+        if sampling.prompt_logprobs is not None and is_first and output.token_ids:
+            of_prompt = told_of(self.ask.prompt, 1, sampling.prompt_logprobs)
+        if (output.logprobs, output.prompt_logprobs) != (wanted, of_prompt):
+            raise Broken(
+                "what is told of tokens", f"{self.name} gets {output}, wanted are {wanted} and {of_prompt}"
+            )
+
+    @property
+    def most_tokens(self) -> int:
+        """How many tokens it can get, if its grammar lets it have no more."""
+        grammar = self.ask.sampling.grammar
+        return len(self.whole) if grammar is None else min(len(self.whole), int(grammar.source))
+
     def _check_finish(self) -> None:
         if self.finish in ANSWERED:
             if self.num_emitted != len(self.whole) or self.error is not None:
@@ -204,6 +232,10 @@ class Client(Actor):
             raise Broken("an end says why", f"{self.name} ends as {self.finish} without an error")
         if self.finish is FinishReason.CANCELLED and not self._has_parted:
             raise Broken("an end says why", f"{self.name} is cancelled, and nobody asked for it")
+        if "no token fits" in self.error.message and not self.error.message.endswith(
+            f"at {self.most_tokens}"
+        ):
+            raise Broken("an end says why", f"{self.name} of {self.most_tokens}: {self.error.message}")
 
     def check_end(self, core: CoordinatorCore, sent_back: set[int]) -> None:
         """At the end: the coordinator's record of the request is what the client saw, and its attempts were bounded.
@@ -215,6 +247,7 @@ class Client(Actor):
         timeline = core.timeline(self.name)
         if timeline is None or timeline.state is not self.state:
             raise Broken("one terminal state", f"{self.name} saw {self.state}, recorded is {timeline}")
+        self._check_facts(timeline)
         num_billed = len(self.tokens) if self._is_completed else self.num_emitted
         if timeline.num_output_tokens != num_billed:
             raise Broken(
@@ -225,6 +258,21 @@ class Client(Actor):
         limit_s = self.ask.time_limit_s
         if limit_s is not None and self.ended_at > self._submitted_at + limit_s + DEADLINE_SLACK_S:
             raise Broken("deadlines hold", f"{self.name} had {limit_s} s and ended at {self.ended_at}")
+        self._check_attempts(timeline, sent_back)
+
+    def _check_facts(self, timeline: Timeline) -> None:
+        facts = timeline.facts(self._world.schedule.now, self._world.scenario.block_size)
+        found = (facts.num_cached_tokens, facts.num_computed_tokens)
+        if sum(found) != (len(self.ask.prompt) if self.num_emitted else 0):
+            raise Broken(
+                "cached and computed are the prompt", f"{self.name} of {len(self.ask.prompt)}: {facts}"
+            )
+        if self.ask.sampling.prompt_logprobs is not None and facts.num_cached_tokens:
+            raise Broken("what is told of was computed", f"{self.name}: {facts}")
+        if Role.COLOCATED in self._world.scenario.pools and facts.num_transferred_tokens:
+            raise Broken("only what moves is counted", f"{self.name}: {facts}")
+
+    def _check_attempts(self, timeline: Timeline, sent_back: set[int]) -> None:
         charged = {attempt.number for attempt in timeline.attempts} - sent_back
         if len(charged) > self._world.scenario.coordinator.max_attempts:
             raise Broken(

@@ -7,7 +7,7 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from twinpool.coordinator.events import FromWorker
-from twinpool.messages import Message, decode, encode
+from twinpool.messages import Message, PromptLogprobs, decode, encode
 from world.schedule import Actor, Schedule
 
 if TYPE_CHECKING:
@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 
 NOTICED_S = 0.1
 """Within so long a worker notices that its connection broke: before it is up again."""
+
+BULKY_S = 0.05
+"""For up to so long a message about each token of a prompt keeps its connection busy: what follows comes after it."""
 
 Connection = tuple[object, ...]
 
@@ -50,7 +53,10 @@ class Network:
                 self._met.add((coordinator, sender))
                 coordinator.handle(event)
 
-        self._carry((sender.identity, coordinator.name), coordinator, deliver)
+        connection = (sender.identity, coordinator.name)
+        self._carry(connection, coordinator, deliver)
+        if isinstance(message, PromptLogprobs):
+            self._last_at[connection] += self._random.random() * BULKY_S
 
     def to_worker(self, receiver: WorkerProcess, message: Message) -> None:
         """The coordinator speaks to a worker."""

@@ -11,7 +11,7 @@ from twinpool.coordinator.tenants import ANYONE, Tenant
 from twinpool.request import SamplingParams
 from twinpool.step_pace import StepPace
 from world.client import Ask, Parting
-from world.model import VOCABULARY, text
+from world.model import VOCABULARY, ending_at, text
 
 
 class FaultKind(StrEnum):
@@ -120,7 +120,7 @@ def draw(seed: int) -> Scenario:
         peer_loss=dice.choice((0.0, 0.0, 0.0, 0.0, 0.3)) if is_split else 0.0,
     )
     scenario = _perhaps_hybrid(scenario, Random(f"hybrid {seed}"), is_split)
-    asks = _asks(dice, scenario)
+    asks = _curious(_asks(dice, scenario), Random(f"curious {seed}"))
     return replace(scenario, asks=asks, faults=_faults(dice, is_split, asks[-1].at_s))
 
 
@@ -177,6 +177,25 @@ def _asks(dice: Random, scenario: Scenario) -> tuple[Ask, ...]:
             ask = replace(ask, parting=dice.choice(tuple(Parting)), parts_after_s=dice.random() ** 2 * 1.5)
         asks.append(ask)
     return tuple(asks)
+
+
+def _curious(asks: tuple[Ask, ...], dice: Random) -> tuple[Ask, ...]:
+    """Some ask for log probabilities, some have parameters that look back, and a few cannot be answered to the end."""
+    if dice.random() < 0.4:
+        return asks
+    return tuple(
+        replace(
+            ask,
+            sampling=replace(
+                ask.sampling,
+                logprobs=dice.choice((None, None, 0, 2)),
+                prompt_logprobs=dice.choice((None, None, 0, 2)),
+                repetition_penalty=dice.choice((1.0, 1.0, 1.2)),
+                grammar=ending_at(dice.randrange(12)) if dice.random() < 0.06 else None,
+            ),
+        )
+        for ask in asks
+    )
 
 
 _SPLIT_FAULTS = (

@@ -37,6 +37,7 @@ ASKS: dict[str, Ask] = {
     "stop string, greedy": stopping(ask(temperature=0.0), 9),
     "end of text": ask(ignore_eos=False, seed=13, max_tokens=20),
     "stop token": ask(stop_token_ids=(1, 2, 3, 4, 5, 6), min_tokens=5),
+    "log probabilities": ask(logprobs=2, prompt_logprobs=1, repetition_penalty=1.2),
 }
 """Every way of sampling and stopping; what comes to the sampler later joins here."""
 

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from world import wrong_blocks, wrong_hybrids, wrong_requests
+from world import wrong_answers, wrong_blocks, wrong_hybrids, wrong_requests
 from world.runs import run_seed
 from world.wrong_variants import Variant
 
 MAX_SEEDS = 1000
-VARIANTS = (*wrong_blocks.VARIANTS, *wrong_hybrids.VARIANTS, *wrong_requests.VARIANTS)
+VARIANTS = (
+    *wrong_answers.VARIANTS,
+    *wrong_blocks.VARIANTS,
+    *wrong_hybrids.VARIANTS,
+    *wrong_requests.VARIANTS,
+)
 
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: variant.__name__)
