@@ -15,19 +15,28 @@ from support.gateway import tiny_tokenizer
 
 from twinpool.config import GatewayConfig
 from twinpool.coordinator.gateway.bodies import MAX_CHOICES, NOT_SUPPORTED, ChatBody, CompletionBody
+from twinpool.coordinator.gateway.messages_api.body import MessagesBody
+from twinpool.coordinator.gateway.messages_api.route import parse_messages
 from twinpool.coordinator.gateway.parsing import parse_chat, parse_completion
 from twinpool.coordinator.gateway.requests import GenerationRequest
+from twinpool.coordinator.gateway.responses.body import ResponsesBody
+from twinpool.coordinator.gateway.responses.route import parse_responses
 from twinpool.coordinator.gateway.tools import AnswerFormat
 from twinpool.errors import InvalidRequest
 
+ANSWERS = AnswerFormat.of(tiny_tokenizer(), GatewayConfig())
 PARSES: tuple[Callable[[bytes], GenerationRequest], ...] = (
-    partial(parse_chat, answers=AnswerFormat.of(tiny_tokenizer(), GatewayConfig())),
+    partial(parse_chat, answers=ANSWERS),
     parse_completion,
+    lambda data: parse_responses(data, ANSWERS)[1],
+    partial(parse_messages, answers=ANSWERS),
 )
+BODIES = (ChatBody, CompletionBody, ResponsesBody, MessagesBody)
 FIELDS = sorted(
-    {field.name for body in (ChatBody, CompletionBody) for field in msgspec.structs.fields(body)}
+    {field.name for body in BODIES for field in msgspec.structs.fields(body)}
     | set(NOT_SUPPORTED)
     | {"role", "content", "type", "text", "tool_calls", "include_usage", "unheard of"}
+    | {"format", "schema", "output", "call_id", "name", "arguments", "tool_use_id", "input_schema"}
 )
 SCALARS = (
     st.none()
@@ -36,6 +45,7 @@ SCALARS = (
     | st.integers()
     | st.floats(allow_nan=False, allow_infinity=False)
     | st.sampled_from(["", "user", "text", "a`b", "é\n", "$.x[0]"])
+    | st.sampled_from(["assistant", "function_call", "reasoning", "tool_use", "tool_result", "json_schema"])
 )
 VALUES = st.recursive(
     SCALARS,
@@ -60,6 +70,8 @@ def test_every_json_body_is_a_request_or_a_sentence(
     for parse, body in (
         (PARSES[0], {"messages": messages, **fields}),
         (PARSES[1], {"prompt": prompt, **fields}),
+        (PARSES[2], {"input": messages, **fields}),
+        (PARSES[3], {"messages": messages, "max_tokens": 1, **fields}),
     ):
         outcome = request_or_sentence(parse, json.dumps(body).encode())
         if isinstance(outcome, GenerationRequest):

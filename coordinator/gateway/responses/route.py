@@ -68,6 +68,15 @@ class Responses:
         )
 
 
+def parse_responses(data: bytes, answers: AnswerFormat) -> tuple[ResponsesBody, GenerationRequest]:
+    """Reads the body of `/v1/responses`, to a model whose answers are `answers`. Raises InvalidRequest."""
+    raw = read_object(data)
+    body = check_responses(raw)
+    ignored = ignored_fields(raw, ResponsesBody)
+    warnings = (f"ignored fields: {', '.join(ignored)}",) if ignored else ()
+    return body, replace(chat_request(as_chat(body), answers), warnings=warnings)
+
+
 class _Exchange:
     """One request, from its body to the writer of its answer."""
 
@@ -77,11 +86,8 @@ class _Exchange:
         self._answers = answers
 
     def parse(self, data: bytes) -> GenerationRequest:
-        raw = read_object(data)
-        self._body = check_responses(raw)
-        ignored = ignored_fields(raw, ResponsesBody)
-        warnings = (f"ignored fields: {', '.join(ignored)}",) if ignored else ()
-        return replace(chat_request(as_chat(self._body), self._answers), warnings=warnings)
+        self._body, wanted = parse_responses(data, self._answers)
+        return wanted
 
     def shape(self, heading: Heading) -> Shape:
         return ResponsesShape(self._body, heading)
