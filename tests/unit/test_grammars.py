@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import random
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
@@ -12,8 +13,9 @@ import numpy as np
 import pytest
 from support.gateway import tiny_tokenizer
 
-from twinpool.engine import grammars, lark
-from twinpool.engine.grammars import Compiler, Grammars, Matcher, in_lark
+from twinpool.engine import grammars as grammars_module
+from twinpool.engine import lark
+from twinpool.engine.grammars import MOST_READY, Compiler, Grammars, LLParserLimits, Matcher, in_lark
 from twinpool.errors import InvalidRequest, ModelError
 from twinpool.request import Grammar, GrammarKind
 
@@ -52,7 +54,7 @@ def gbnf(source: str) -> Grammar:
 
 
 def matcher_of(grammar: Grammar) -> Matcher:
-    return Matcher(compiler().compile(grammar))
+    return compiler().compile(grammar)
 
 
 def allowed(matcher: Matcher) -> set[int]:
@@ -253,43 +255,70 @@ class _Counting(Compiler):
         super().__init__(tokenizer.backend.to_str(), NUM_LOGITS, tokenizer.eos_token_ids)
         self.num_compiled = 0
 
-    def compile(self, grammar: Grammar) -> grammars.LLMatcher:
+    def compile(self, grammar: Grammar) -> Matcher:
         self.num_compiled += 1
         return super().compile(grammar)
 
 
-def test_a_grammar_is_compiled_once_however_many_ask_for_it() -> None:
+def test_who_asks_for_a_prepared_matcher_has_it_alone() -> None:
     counting = _Counting()
-    kept = Grammars(lambda: counting)
+    grammars = Grammars(lambda: counting)
+    for grammar in (regex("ab"), regex("cd"), regex("ab")):
+        grammars.prepare(grammar)
+    first, second, third = (grammars.matcher(regex("ab")) for _ in range(3))
+    assert counting.num_compiled == 4, "the third was not prepared"
+    first.accept(*tiny_tokenizer().encode("a"))
+    assert allowed(first) != allowed(second) == allowed(third)
+
+
+def test_what_nobody_asks_for_is_forgotten() -> None:
+    counting = _Counting()
+    grammars = Grammars(lambda: counting)
+    for _ in range(MOST_READY + 1):
+        grammars.prepare(regex("a"))
+    for _ in range(MOST_READY):
+        grammars.matcher(regex("a"))
+    assert counting.num_compiled == MOST_READY + 1
+    grammars.matcher(regex("a"))
+    assert counting.num_compiled == MOST_READY + 2
+
+
+def test_many_threads_load_the_tokenizer_once() -> None:
+    loaded: list[Compiler] = []
+
+    def load() -> Compiler:
+        loaded.append(_Counting())
+        return loaded[-1]
+
+    grammars = Grammars(load)
     with ThreadPoolExecutor(8) as pool:
-        matchers = list(pool.map(lambda _: kept.matcher(json_schema(SCHEMA)), range(32)))
-    assert counting.num_compiled == 1
-    first, second = matchers[:2]
-    first.accept(*tiny_tokenizer().encode("{"))
-    assert allowed(first) != allowed(second), "they are one"
+        matchers = list(pool.map(lambda _: grammars.matcher(json_schema(SCHEMA)), range(32)))
+    assert len(loaded) == 1
+    assert len(set(map(id, matchers))) == 32
 
 
-def test_a_grammar_that_cannot_be_compiled_is_refused_each_time_and_compiled_once() -> None:
-    counting = _Counting()
-    kept = Grammars(lambda: counting)
-    for use in (kept.prepare, kept.matcher, kept.matcher):
-        with pytest.raises(InvalidRequest, match="unclosed group"):
-            use(regex("(a"))
-    assert counting.num_compiled == 1
+def test_how_far_an_answer_may_go_does_not_depend_on_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The lexer may have so many states for each of them, and this expression has thousands."""
+    monkeypatch.setattr(
+        grammars_module, "_LIMITS", LLParserLimits(max_lexer_states=200, verbose_errors=False)
+    )
+    grammars = Grammars(compiler)
+    for seed in range(20):
+        matcher = grammars.matcher(regex("(a|b)*a(a|b){12}"))
+        text = "".join(random.Random(seed).choices("ab", k=40))
+        for token_id in tiny_tokenizer().encode(text):
+            assert token_id in allowed(matcher)
+            matcher.accept(token_id)
+        assert not matcher.error
 
 
-def test_those_that_are_not_asked_for_any_more_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grammars, "MOST_KEPT", 2)
-    counting = _Counting()
-    kept = Grammars(lambda: counting)
-    for source in ("a", "b", "a", "c", "a"):
-        kept.prepare(regex(source))
-    assert counting.num_compiled == 3
-    kept.prepare(regex("b"))
-    assert counting.num_compiled == 4
+@pytest.mark.parametrize("ask", [Grammars.prepare, Grammars.matcher])
+def test_a_grammar_that_cannot_be_compiled_is_refused(ask: Callable[[Grammars, Grammar], object]) -> None:
+    with pytest.raises(InvalidRequest, match="unclosed group"):
+        ask(Grammars(compiler), regex("(a"))
 
 
 def test_a_models_own_tokenizer_is_read_when_the_first_grammar_comes(tmp_path: Path) -> None:
-    kept = Grammars.of_model(tmp_path / "nowhere", NUM_LOGITS)
+    grammars = Grammars.of_model(tmp_path / "nowhere", NUM_LOGITS)
     with pytest.raises(ModelError):
-        kept.prepare(regex("a"))
+        grammars.prepare(regex("a"))

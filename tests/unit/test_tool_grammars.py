@@ -21,7 +21,7 @@ from support.tool_answers import (
 from twinpool.config import GatewayConfig
 from twinpool.coordinator.gateway.deltas import Content, Delta, Reasoning, ToolCallArguments, ToolCallBegin
 from twinpool.coordinator.gateway.tools import AnswerFormat, ToolCalls, ToolPlan, Tools, plan, tool_fields
-from twinpool.engine.grammars import Compiler, Matcher
+from twinpool.engine.grammars import Compiler
 from twinpool.engine.tokenizer import Tokenizer
 from twinpool.errors import InvalidRequest
 from twinpool.request import Grammar, GrammarKind
@@ -65,7 +65,7 @@ def required(tokenizer: Tokenizer) -> ToolPlan:
 def walk(tokenizer: Tokenizer, grammar: Grammar, seed: int, most_tokens: int = 2000) -> list[int]:
     """Tokens that a model might choose, the marks of calls and reasoning more often than others, and no EOS."""
     compiler = Compiler(tokenizer.backend.to_str(), tokenizer.vocab_size, tokenizer.eos_token_ids)
-    matcher = Matcher(compiler.compile(grammar))
+    matcher = compiler.compile(grammar)
     (eos,) = tokenizer.eos_token_ids
     draw = random.Random(seed)
     token_ids: list[int] = []
@@ -151,7 +151,7 @@ def test_forced_calls_come_behind_the_reasoning(model: str, prompt: str, seed: i
 
 def accepts(tokenizer: Tokenizer, grammar: Grammar, token_ids: list[int]) -> bool:
     compiler = Compiler(tokenizer.backend.to_str(), tokenizer.vocab_size, tokenizer.eos_token_ids)
-    matcher = Matcher(compiler.compile(grammar))
+    matcher = compiler.compile(grammar)
     for token_id in (*token_ids, *tokenizer.eos_token_ids):
         matcher.accept(token_id)
     return not matcher.error
