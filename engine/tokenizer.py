@@ -20,6 +20,8 @@ from twinpool.errors import InvalidRequest, ModelError
 
 _SPECIAL_TOKENS = tuple(f"{kind}_token" for kind in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
 _VOCABULARY_FILES = ("tokenizer.model", "vocab.json", "merges.txt", "vocab.txt", "spiece.model")
+_DEFAULT, _FOR_TOOLS = "default", "tool_use"
+"""Names of chat templates, as transformers has them."""
 _CONVERSION_BYTES = 100_000_000
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-F]{2}>")
 
@@ -37,7 +39,8 @@ class Tokenizer:
 
     `eos_token_ids` are the tokens that end an answer by the model's own files, `special_token_ids` those that
     plain text leaves out. `added_token_ids` are those with a text of their own (special or not), by that text.
-    `chat_template` is None if the model has none. `vocab_size` counts all tokens including added ones. With
+    `chat_template` is None if the model has none; `tool_template`, for conversations with tools, is the same unless the
+    model has another. `vocab_size` counts all tokens including added ones. With
     `has_byte_fallback` a character outside the vocabulary is a run of byte tokens like ``<0xE2>``.
     """
 
@@ -46,6 +49,7 @@ class Tokenizer:
         backend: tokenizers.Tokenizer,
         eos_token_ids: tuple[int, ...],
         chat_template: ChatTemplate | None,
+        tool_template: ChatTemplate | None = None,
     ) -> None:
         self.backend = backend
         self.eos_token_ids = eos_token_ids
@@ -57,6 +61,7 @@ class Tokenizer:
             backend.decoder is not None and b"ByteFallback" in backend.decoder.__getstate__()
         )
         self.chat_template = chat_template
+        self.tool_template = tool_template or chat_template
         self._alone: dict[int, TokenAlone] = {}
 
     @classmethod
@@ -77,14 +82,16 @@ class Tokenizer:
         backend.no_padding()
         settings = _read_json(source / "tokenizer_config.json")
         special_tokens = _special_tokens(_read_json(source / "special_tokens_map.json") | settings)
-        template = _template_source(source, settings)
+        templates = {
+            name: ChatTemplate(text, special_tokens) for name, text in _templates(source, settings).items()
+        }
         eos_token_ids = ModelConfig.from_dir(directory).eos_token_ids
         if (
             not eos_token_ids
             and (eos := backend.token_to_id(special_tokens.get("eos_token", ""))) is not None
         ):
             eos_token_ids = (eos,)
-        return cls(backend, eos_token_ids, ChatTemplate(template, special_tokens) if template else None)
+        return cls(backend, eos_token_ids, templates.get(_DEFAULT), templates.get(_FOR_TOOLS))
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of `text`; special tokens written out in it count as such.
@@ -127,11 +134,12 @@ class Tokenizer:
         Raises:
             InvalidRequest: the model has no chat template, or its template refuses these messages.
         """
-        if self.chat_template is None:
+        template = self.chat_template if kwargs.get("tools") is None else self.tool_template
+        if template is None:
             raise InvalidRequest(
                 "this model has no chat template; send a prompt to /v1/completions instead", param="messages"
             )
-        return self.chat_template.render(messages, add_generation_prompt=add_generation_prompt, **kwargs)
+        return template.render(messages, add_generation_prompt=add_generation_prompt, **kwargs)
 
 
 def _converted(directory: Path) -> Path:
@@ -166,12 +174,15 @@ def _special_tokens(settings: Mapping[str, Any]) -> dict[str, str]:
     return {name: text for name, text in texts.items() if isinstance(text, str)}
 
 
-def _template_source(directory: Path, settings: Mapping[str, Any]) -> str | None:
-    """chat_template.jinja, else tokenizer_config.json's: a text, or a list of named ones (then "default")."""
+def _templates(directory: Path, settings: Mapping[str, Any]) -> dict[str, str]:
+    """The chat templates that are of use, by their names: of chat_template.jinja and the folder beside it, else of
+    tokenizer_config.json, which has a text, or a list of named ones."""
     file = directory / "chat_template.jinja"
     if file.is_file():
-        return file.read_text(encoding="utf-8")
-    template = settings.get("chat_template")
-    if isinstance(template, list):
-        return {entry["name"]: entry["template"] for entry in template}.get("default")
-    return template
+        files = {_DEFAULT: file, _FOR_TOOLS: directory / "additional_chat_templates" / f"{_FOR_TOOLS}.jinja"}
+        return {name: file.read_text(encoding="utf-8") for name, file in files.items() if file.is_file()}
+    given = settings.get("chat_template")
+    if isinstance(given, list):
+        named = {entry["name"]: entry["template"] for entry in given}
+        return {name: named[name] for name in (_DEFAULT, _FOR_TOOLS) if name in named}
+    return {_DEFAULT: given} if given else {}

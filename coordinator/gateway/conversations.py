@@ -7,7 +7,7 @@ from typing import Any
 
 from twinpool.coordinator.gateway.bodies import ChatBody, ChatMessage
 from twinpool.coordinator.gateway.body_errors import shown
-from twinpool.coordinator.gateway.tools import AnswerFormat, ToolPlan, tool_fields
+from twinpool.coordinator.gateway.tools import AnswerFormat, ToolPlan, name_results, tool_fields
 from twinpool.engine.tokenizer import Tokenizer
 from twinpool.errors import InvalidRequest
 
@@ -62,8 +62,8 @@ def conversation(body: ChatBody, plan: ToolPlan) -> Conversation:
         arguments.setdefault("reasoning_effort", body.reasoning_effort)
     if plan.template_tools is not None:
         arguments["tools"] = plan.template_tools
-    messages = tuple(
-        template_message(f"messages[{i}]", message, plan.answers) for i, message in enumerate(body.messages)
+    messages = name_results(
+        [template_message(f"messages[{i}]", message, plan.answers) for i, message in enumerate(body.messages)]
     )
     if continues_final and not str(messages[-1]["content"]).strip():
         raise InvalidRequest(

@@ -138,3 +138,24 @@ def test_named_templates_in_tokenizer_config(model_dir: Path, tmp_path: Path) ->
     (directory / "chat_template.jinja").unlink()
     wanted = theirs(directory).apply_chat_template(CHATS[0], tokenize=False)
     assert Tokenizer.from_dir(directory).apply_chat_template(CHATS[0]) == wanted
+
+
+@pytest.mark.parametrize("is_in_settings", [True, False])
+def test_a_template_for_conversations_with_tools(
+    model_dir: Path, tmp_path: Path, is_in_settings: bool
+) -> None:
+    named = {"default": "{{ messages[0].content }}!", "tool_use": "{{ tools | tojson }}?"}
+    entries = [{"name": name, "template": text} for name, text in named.items()]
+    directory = with_settings(
+        model_dir, tmp_path / "m", **({"chat_template": entries} if is_in_settings else {})
+    )
+    (directory / "chat_template.jinja").unlink()
+    if not is_in_settings:
+        (directory / "chat_template.jinja").write_text(named["default"])
+        (directory / "additional_chat_templates").mkdir()
+        (directory / "additional_chat_templates" / "tool_use.jinja").write_text(named["tool_use"])
+    ours, reference = Tokenizer.from_dir(directory), theirs(directory)
+    tool = {"type": "function", "function": {"name": "f", "description": "<&>", "parameters": {}}}
+    for tools in (None, [], [tool]):
+        wanted = reference.apply_chat_template(CHATS[0], tokenize=False, tools=tools)
+        assert ours.apply_chat_template(CHATS[0], tools=tools) == wanted

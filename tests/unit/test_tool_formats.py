@@ -13,15 +13,18 @@ from support.tool_answers import (
     QWEN,
     QWEN_CODER,
     answers_of,
+    tokenizer_of,
 )
 
 from twinpool.commands.gateway_flags import add_gateway_flags, gateway_config
-from twinpool.config import ReasoningFormat, ToolCallFormat
+from twinpool.config import GatewayConfig, ReasoningFormat, ToolCallFormat
+from twinpool.coordinator.gateway.tools import AnswerFormat
 from twinpool.coordinator.gateway.tools.hermes import HermesFormat
 from twinpool.coordinator.gateway.tools.llama3 import Llama3Format
 from twinpool.coordinator.gateway.tools.mistral import MistralFormat
 from twinpool.coordinator.gateway.tools.tool_format import ToolFormat
 from twinpool.engine.chat_template import ChatTemplate
+from twinpool.engine.tokenizer import Tokenizer
 from twinpool.errors import ConfigError, InvalidRequest
 
 PLAIN = "{% for m in messages %}{{ m.content }}{% endfor %}"
@@ -70,6 +73,17 @@ def test_the_operator_may_name_the_formats_or_switch_them_off() -> None:
     answers = answers_of(PLAIN, tool_calls=ToolCallFormat.NONE, reasoning=ReasoningFormat.THINK)
     assert answers.tools is None
     assert answers.reasoning is not None
+
+
+def test_a_template_of_its_own_for_tools_is_the_one_that_counts() -> None:
+    backend, eos = tokenizer_of(PLAIN).backend, tokenizer_of(PLAIN).eos_token_ids
+    tokenizer = Tokenizer(backend, eos, ChatTemplate(PLAIN, {}), ChatTemplate(QWEN, {}))
+    answers = AnswerFormat.of(tokenizer, GatewayConfig())
+    assert type(answers.tools) is HermesFormat
+    assert answers.reasoning is not None
+    messages = [{"role": "user", "content": "Hi"}]
+    assert tokenizer.apply_chat_template(messages) == "Hi"
+    assert "<|im_start|>user\nHi" in tokenizer.apply_chat_template(messages, tools=[])
 
 
 def test_a_format_of_calls_is_refused_for_a_model_that_never_hears_of_tools() -> None:

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from support.tool_answers import LLAMA, MISTRAL, QWEN, answers_of, tokenizer_of
 
-from twinpool.coordinator.gateway.tools import ToolCalls, tool_fields
+from twinpool.coordinator.gateway.tools import ToolCalls, name_results, tool_fields
 from twinpool.errors import InvalidRequest
 
 QWEN_ANSWERS = answers_of(QWEN)
@@ -105,6 +105,15 @@ def test_a_template_that_takes_ids_of_nine_characters_gets_them_for_a_call_and_i
     text = tokenizer_of(MISTRAL).apply_chat_template(messages)
     assert '{"name": "weather", "arguments": {}, "id": "AbcdEfgh1"}' in text
     assert '[TOOL_RESULTS] {"content": 22, "call_id": "AbcdEfgh1"}' in text
+
+
+def test_results_get_the_name_of_what_was_called_unless_they_have_one() -> None:
+    messages = conversation(QWEN, {"name": "weather"})
+    *others, result = name_results([*messages, {"role": "tool", "content": "?", "tool_call_id": "unknown"}])
+    assert [message.get("name") for message in others] == [None, None, "weather"]
+    assert "name" not in result
+    messages[2]["name"] = "mine"
+    assert name_results(messages)[2]["name"] == "mine"
 
 
 def test_nesting_that_no_template_can_print_is_refused_and_no_bug() -> None:

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from twinpool.config import GatewayConfig, ReasoningFormat, ToolCallFormat
-from twinpool.coordinator.gateway.tools import reasoning
 from twinpool.coordinator.gateway.tools.hermes import HermesFormat
 from twinpool.coordinator.gateway.tools.llama3 import Llama3Format
 from twinpool.coordinator.gateway.tools.mistral import ARGS, MARK, MistralFormat
@@ -42,9 +41,10 @@ class AnswerFormat:
             ConfigError: calls are to be read of a model whose template takes no tools.
         """
         added, special = tokenizer.added_token_ids, tokenizer.special_token_ids
-        template = tokenizer.chat_template
+        template = tokenizer.tool_template
         source = "" if template is None else template.source
         takes_tools = template is not None and template.takes_tools
+        sources = source + ("" if tokenizer.chat_template is None else tokenizer.chat_template.source)
         name = config.tool_calls
         if name is ToolCallFormat.AUTO:
             name = _tool_format_of(source) if takes_tools else ToolCallFormat.NONE
@@ -54,8 +54,7 @@ class AnswerFormat:
                 "hear of them; leave the flag out, or give the model a template that takes tools"
             )
         thinks = config.reasoning is ReasoningFormat.THINK or (
-            config.reasoning is ReasoningFormat.AUTO
-            and any(tag in source for tag in (reasoning.OPEN, reasoning.CLOSE))
+            config.reasoning is ReasoningFormat.AUTO and any(tag in sources for tag in ThinkFormat.marks)
         )
         return cls(
             tools=_tool_format(name, source, added),

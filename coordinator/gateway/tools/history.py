@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -40,6 +40,24 @@ def tool_fields(
     if tool_call_id is not None:
         fields["tool_call_id"] = _id(tool_call_id, answers)
     return fields
+
+
+def name_results(messages: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], ...]:
+    """The messages, as a template takes them, with the function's name in each result of a call: templates want it, and
+    clients send the id of the call alone."""
+    names = {
+        call["id"]: call["function"]["name"]
+        for message in messages
+        for call in message.get("tool_calls", ())
+        if "id" in call
+    }
+
+    def named(message: Mapping[str, Any]) -> dict[str, Any]:
+        name = names.get(message.get("tool_call_id"))
+        is_result = message["role"] == "tool" and name is not None
+        return {"name": name, **message} if is_result else dict(message)
+
+    return tuple(map(named, messages))
 
 
 def _call(where: str, call: ToolCall, answers: AnswerFormat) -> dict[str, Any]:
