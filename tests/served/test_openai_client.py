@@ -10,6 +10,7 @@ from typing import Any
 import openai
 import pydantic
 import pytest
+from support.gateway import named_events
 from support.server import Server, serving
 from support.tool_model import tool_model
 
@@ -51,7 +52,11 @@ def test_a_chat_answer_streamed_and_whole(client: openai.OpenAI) -> None:
     )
     text = "".join(choice.delta.content or "" for chunk in chunks for choice in chunk.choices)
     assert text == whole.choices[0].message.content
-    assert chunks[-1].usage == whole.usage
+    usage, expected = chunks[-1].usage, whole.usage
+    assert usage is not None
+    assert expected is not None
+    assert usage.prompt_tokens == expected.prompt_tokens
+    assert usage.completion_tokens == expected.completion_tokens
 
 
 def test_completions_and_models(client: openai.OpenAI) -> None:
@@ -164,6 +169,22 @@ def test_responses_whole_and_streamed(client: openai.OpenAI) -> None:
     assert final.usage.total_tokens == whole.usage.total_tokens
     assert final.usage.input_tokens_details.cached_tokens > 0
     assert (kinds[0], kinds[-1]) == ("response.created", "response.completed")
+
+
+def test_anthropics_route_gives_the_known_answer_too(server: Server) -> None:
+    """Whole and as events, with the tokens that a cache had apart from the others."""
+    body = {"model": MODEL, "messages": QUESTION, "temperature": 0, "max_tokens": 30}
+    whole = server.post("/v1/messages", body).json()
+    assert whole["content"] == [{"type": "text", "text": "The capital of France is Paris."}]
+    assert whole["stop_reason"] == "end_turn"
+    events = named_events(server.post("/v1/messages", {**body, "stream": True}).text)
+    deltas = [event["delta"]["text"] for event in events if event["type"] == "content_block_delta"]
+    assert "".join(deltas) == whole["content"][0]["text"]
+    usage = events[-2]["usage"]
+    assert usage["cache_read_input_tokens"] > 0
+    counted = server.post("/v1/messages/count_tokens", body).json()["input_tokens"]
+    assert usage["input_tokens"] + usage["cache_read_input_tokens"] == counted
+    assert usage["output_tokens"] == whole["usage"]["output_tokens"]
 
 
 def test_the_process_list_shows_the_roles(server: Server) -> None:
