@@ -1,6 +1,6 @@
 """The HTTP gateway: an OpenAI-compatible API in front of a coordinator's `Service`.
 
-`generation.py` tells the way of a generation request. Every error has the OpenAI shape.
+`generation.py` tells the way of a generation request. Errors have the OpenAI shape, below `/v1/messages` Anthropic's.
 """
 
 from __future__ import annotations
