@@ -29,13 +29,15 @@ class Answer:
     token_ids: list[int] = field(default_factory=list)
     finish: str = "broken"
     error: str = ""
-    usages: list[Mapping[str, int]] = field(default_factory=list)
+    usages: list[Mapping[str, Any]] = field(default_factory=list)
 
     @property
     def outcome(self) -> tuple[str, tuple[int, ...], str, tuple[int, ...]]:
-        """What must be equal for two answers to be the same: text, tokens, finish reason, and what is billed."""
+        """What must be equal for two answers to be the same: text, tokens, finish reason, and what is billed, which is
+        the same whatever was found in a cache."""
         (usage,) = self.usages
-        return self.text, tuple(self.token_ids), self.finish, tuple(sorted(usage.values()))
+        billed = sorted(count for name, count in usage.items() if name != "prompt_tokens_details")
+        return self.text, tuple(self.token_ids), self.finish, tuple(billed)
 
 
 def request_body(**fields: Any) -> dict[str, Any]:
