@@ -138,6 +138,7 @@ def test_what_is_no_origin_is_refused_at_the_start(origin: str) -> None:
         ("/health", "GET, HEAD, OPTIONS"),
         (f"/v1/models/{MODEL}", "GET, HEAD, OPTIONS"),
         ("/v1/requests/r/cancel", "OPTIONS, POST"),
+        ("/v1/responses/input_tokens", "OPTIONS, POST"),
     ],
 )
 async def test_options_tells_the_methods_of_a_path_and_405_does_too(
