@@ -29,15 +29,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import psutil
 import uvloop
 
-from twinpool.bench import program, prompts
-from twinpool.bench.client import Client, End, Outcome
+from twinpool.bench import program
+from twinpool.bench.client import Client
+from twinpool.bench.http1 import Address, connect
 from twinpool.bench.program import EXIT_BROKEN, EXIT_HELD, EXIT_INTERRUPTED, EXIT_WRONG, Check, Report, say
 from twinpool.bench.scripted_worker import MAX_MODEL_LEN, ScriptedWorker
 from twinpool.bench.server_under_test import ServerFault
+from twinpool.bench.serving.answer import StreamedAnswer
 from twinpool.bench.serving.distributions import distribution
+from twinpool.bench.serving.record import Ending
 from twinpool.errors import TwinpoolError
 from twinpool.join_token import VARIABLE, JoinToken
 
@@ -50,7 +54,25 @@ SETTLING_S = 2.0
 """Tokens of this time do not count: the streams have just begun."""
 TOGETHER_ROUNDS = 20
 TOGETHER_PAUSE_S = 0.5
-_PROMPT_TOKENS = 4
+_PROMPT = (1, 2, 3, 4)
+
+
+class Stream(StreamedAnswer):
+    """One stream's answer, whose every token has the same text. `is_over` is done at its end."""
+
+    def __init__(self, request_id: str) -> None:
+        super().__init__()
+        self.request_id = request_id
+        self.is_over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def over(self) -> None:
+        if not self.is_over.done():
+            self.is_over.set_result(None)
+
+    def token_times(self) -> list[float]:
+        """When each token was read; those that came in one piece at the same time."""
+        unit = len(self.texts[0]) if self.texts else 1
+        return [at for at, text in zip(self.times, self.texts, strict=True) for _ in range(len(text) // unit)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,18 +124,14 @@ async def _prove(args: argparse.Namespace) -> Report:
     rng = random.Random(args.seed)
     async with _coordinator(args.model) as (url, endpoint, process, token):
         worker = ScriptedWorker(endpoint, token, args.streams)
-        client = Client(url)
-        await _until_ready(client)
+        await _until_ready(Client(url))
         say(f"{args.streams} streams begin")
-        wanted = prompts.exact(rng, _PROMPT_TOKENS, MAX_MODEL_LEN - _PROMPT_TOKENS)
-        streams: list[asyncio.Task[Outcome]] = []
+        address = Address.parse("--url", url)
+        streams: list[asyncio.Task[Stream]] = []
         try:
             while (num_begun := len(streams)) < args.streams:
                 numbers = range(num_begun, min(num_begun + AT_ONCE, args.streams))
-                streams += [
-                    asyncio.create_task(client.generate(wanted, STREAM_LIMIT_S, None, f"stream-{i}"))
-                    for i in numbers
-                ]
+                streams += [asyncio.create_task(_follow(address, f"stream-{i}")) for i in numbers]
                 await worker.until_streams(len(streams), START_LIMIT_S)
             say(f"each gets a token about every {args.gap:g} s, for {args.seconds:g} s")
             await _now_and_then(worker, rng, SETTLING_S, args)
@@ -121,10 +139,9 @@ async def _prove(args: argparse.Namespace) -> Report:
             say(f"all get one together, {TOGETHER_ROUNDS} times")
             together = await _phase(process, _all_together(worker))
             worker.end()
-            outcomes = await asyncio.gather(*streams)
+            followed = await asyncio.gather(*streams)
         except TimeoutError:
-            ended = [task.result() for task in streams if task.done()]
-            reasons = Counter(f"{outcome.end}: {outcome.error}" for outcome in ended)
+            reasons = Counter(": ".join(task.result().ending()) for task in streams if task.done())
             raise ServerFault(
                 f"{len(worker.streams)} of {args.streams} streams began within {START_LIMIT_S:g} s; {dict(reasons)}"
             ) from None
@@ -136,7 +153,7 @@ async def _prove(args: argparse.Namespace) -> Report:
             worker.close()
     if worker.failures:
         raise ServerFault(f"the coordinator said what no worker understands: {worker.failures[0]}")
-    return _report(args, worker, outcomes, sparse, together)
+    return _report(args, worker, followed, sparse, together)
 
 
 @asynccontextmanager
@@ -164,6 +181,23 @@ async def _coordinator(model: str | None) -> AsyncIterator[tuple[str, str, psuti
         if process.returncode is None:
             process.kill()
             await process.wait()
+
+
+async def _follow(address: Address, request_id: str) -> Stream:
+    """Asks for a stream, as plain as clients do, and follows it to its end."""
+    body = {"prompt": _PROMPT, "max_tokens": MAX_MODEL_LEN - len(_PROMPT), "stream": True}
+    headers = ("Content-Type: application/json", f"X-Request-Id: {request_id}", "Connection: close")
+    stream = Stream(request_id)
+    connection = await connect(address)
+    try:
+        async with asyncio.timeout(STREAM_LIMIT_S):
+            connection.ask(
+                address.request("POST", "/v1/completions", headers, msgspec.json.encode(body)), stream
+            )
+            await stream.is_over
+    finally:
+        connection.abort()
+    return stream
 
 
 async def _until_ready(client: Client) -> None:
@@ -215,14 +249,16 @@ async def _all_together(worker: ScriptedWorker) -> None:
 def _report(
     args: argparse.Namespace,
     worker: ScriptedWorker,
-    outcomes: Sequence[Outcome],
+    streams: Sequence[Stream],
     sparse: Phase,
     together: Phase,
 ) -> Report:
+    # The last token stops the answer: it is counted, and is no text.
     whole = [
-        outcome
-        for outcome in outcomes
-        if outcome.end is End.COMPLETE and len(outcome.token_at) == len(worker.said[outcome.request_id])
+        stream
+        for stream in streams
+        if stream.ending()[0] is Ending.COMPLETED
+        and len(stream.token_times()) == len(worker.said[stream.request_id]) - 1
     ]
     added = distribution(_added_s(worker, whole, sparse))
     crowd = distribution(_added_s(worker, whole, together))
@@ -242,8 +278,8 @@ def _report(
         ),
         Check(
             "every stream got each of its tokens once",
-            len(whole) == len(outcomes),
-            f"{len(whole)} of {len(outcomes)}",
+            len(whole) == len(streams),
+            f"{len(whole)} of {len(streams)}",
         ),
     )
     figures = {
@@ -264,12 +300,12 @@ def _report(
     return Report(f"{args.streams} streams, seed {args.seed}", figures, checks)
 
 
-def _added_s(worker: ScriptedWorker, outcomes: Sequence[Outcome], phase: Phase) -> list[float]:
+def _added_s(worker: ScriptedWorker, streams: Sequence[Stream], phase: Phase) -> list[float]:
     """From a token's message to its bytes at the client, of the tokens that were said in the phase."""
     return [
         read_at - said.at
-        for outcome in outcomes
-        for said, read_at in zip(worker.said[outcome.request_id], outcome.token_at, strict=True)
+        for stream in streams
+        for said, read_at in zip(worker.said[stream.request_id], stream.token_times(), strict=False)
         if phase.begins_at <= said.at < phase.ends_at
     ]
 

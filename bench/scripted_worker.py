@@ -31,8 +31,8 @@ from twinpool.messages import (
 )
 from twinpool.request import FinishReason, RequestKey
 
-TOKEN_ID = 200
-"""One that every vocabulary has."""
+TOKEN_ID = 70
+"""A printable character in vocabularies of bytes: text that nothing holds back."""
 MAX_MODEL_LEN = 4096
 _LAYOUT = KVLayout(num_layers=1, num_kv_heads=1, head_dim=8, block_size=16, dtype=Dtype.FLOAT32)
 _ID, _LIFE = "scripted-0", "life-1"
