@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -194,6 +196,42 @@ def test_the_process_list_shows_the_roles(server: Server) -> None:
         "twinpool worker --role decode",
         "twinpool worker --role prefill",
     ]
+
+
+def test_a_structured_answer_goes_on_after_its_decode_worker_was_killed(
+    client: openai.OpenAI, server: Server
+) -> None:
+    """Another process takes it up in the middle of its grammar: it is the answer that it would have been."""
+    place = {
+        "type": "object",
+        "properties": {
+            "city": {"type": "string", "maxLength": 12},
+            "founded": {"type": "integer", "minimum": 1, "maximum": 2000},
+        },
+        "required": ["city", "founded"],
+        "additionalProperties": False,
+    }
+    schema = {"type": "array", "items": place, "minItems": 8, "maxItems": 8}
+    settings: dict[str, Any] = {
+        "model": MODEL,
+        "messages": [{"role": "user", "content": "List eight cities of Europe."}],
+        "temperature": 0.8,
+        "seed": 5,
+        "max_tokens": 2000,
+        "response_format": {"type": "json_schema", "json_schema": {"name": "cities", "schema": schema}},
+    }
+    undisturbed = client.chat.completions.create(**settings).choices[0]
+    parts, pid = list[str](), server.worker_pids()["decode-0"]
+    for number, chunk in enumerate(client.chat.completions.create(**settings, stream=True)):
+        parts += [choice.delta.content or "" for choice in chunk.choices]
+        if number == 30:
+            os.kill(pid, signal.SIGKILL)
+    assert "".join(parts) == undisturbed.message.content
+    assert undisturbed.finish_reason == "stop"
+    cities = json.loads("".join(parts))
+    assert len(cities) == 8
+    assert all(city.keys() == {"city", "founded"} and 1 <= city["founded"] <= 2000 for city in cities)
+    assert server.worker_pids()["decode-0"] != pid, "nobody was killed"
 
 
 def test_int8_weights_give_the_known_answer_too(tmp_path: Path) -> None:
