@@ -84,21 +84,36 @@ class Account:
         """Prompt tokens went to a worker, or output tokens to the client."""
         self.service += num_tokens / self.tenant.weight
 
-    def never_allows(self, num_prompt: int, max_tokens: int) -> RequestError | None:
-        """Why no wait could help a request with so many prompt and, at most, output tokens."""
-        total = num_prompt + max_tokens
+    def never_allows(
+        self, num_prompt: int, max_tokens: int, *, num_after: int = 0, tokens_after: int = 0
+    ) -> RequestError | None:
+        """Why no wait could help a request with so many prompt and, at most, output tokens, and those that belong to
+        it."""
+        if self._requests is not None and 1 + num_after > self._requests.per_minute:
+            return InvalidRequest(
+                f"{1 + num_after} answers are asked for, and each counts as a request; the quota is "
+                f"{self._requests.per_minute} requests per minute: ask for fewer at once",
+                param="n",
+            )
+        total = num_prompt + max_tokens + tokens_after
         if self._tokens is None or total <= self._tokens.per_minute:
             return None
+        if num_after:
+            return InvalidRequest(
+                f"{1 + num_after} answers are asked for, which take up to {total} tokens; the quota is "
+                f"{self._tokens.per_minute} tokens per minute: ask for fewer at once, or lower max_tokens",
+                param="n",
+            )
         return InvalidRequest(
             f"the prompt has {num_prompt} tokens and {max_tokens} output tokens are asked for, {total} in all; "
             f"the quota is {self._tokens.per_minute} tokens per minute: shorten the prompt or lower max_tokens",
             param="max_tokens",
         )
 
-    def refusal(self, num_tokens: int, now: float) -> QuotaExceeded | None:
-        """Why a request that takes `num_tokens` at most must wait, and for how long; None if it need not."""
+    def refusal(self, num_tokens: int, now: float, *, num_requests: int = 1) -> QuotaExceeded | None:
+        """Why requests that take `num_tokens` at most must wait, and for how long; None if they need not."""
         waits = []
-        if self._requests is not None and (wait_s := self._requests.seconds_until(1, now)):
+        if self._requests is not None and (wait_s := self._requests.seconds_until(num_requests, now)):
             what = f"all {self._requests.per_minute} requests per minute are used up"
             waits.append((wait_s, what))
         if self._tokens is not None and (wait_s := self._tokens.seconds_until(num_tokens, now)):

@@ -54,14 +54,18 @@ class Admission:
         never = (
             self._never_fits(num_prompt, max_tokens)
             or _too_much_to_tell(submission)
-            or account.never_allows(num_prompt, max_tokens)
+            or account.never_allows(
+                num_prompt, max_tokens, num_after=submission.num_after, tokens_after=submission.tokens_after
+            )
             or _never_in_time(submission, self.prefill.least_seconds_for(num_to_compute), now)
         )
         if never is not None:
             return never
         wait_s = self.predicted_wait_s(account, submission.priority, now)
         found: list[TryLater | None] = [
-            account.refusal(num_prompt + max_tokens, now),
+            account.refusal(
+                num_prompt + max_tokens + submission.tokens_after, now, num_requests=1 + submission.num_after
+            ),
             *self._no_room(num_prompt, account, now),
         ]
         if wait_s is not None:

@@ -18,7 +18,8 @@ class Submission:
     `received_at` is the coordinator clock's reading when the HTTP request came in, `validated_at` and `tokenized_at`
     those after parsing and after tokenizing. The answer must be complete by `deadline` (the same clock; None: no
     bound): waiting counts. Of one tenant's waiting requests the lowest `priority` goes first. It is one of
-    `num_choices` that a client's request asks for.
+    `num_choices` that a client's request asks for: `num_after` of these, with up to `tokens_after` tokens of prompt and
+    output, are submitted right after it, and if there is no quota for them there is none for it.
     """
 
     request_id: str
@@ -32,6 +33,8 @@ class Submission:
     priority: int = 0
     deadline: float | None = None
     num_choices: int = 1
+    num_after: int = 0
+    tokens_after: int = 0
 
 
 class Output(NamedTuple):

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
+from typing import NamedTuple
 
 from fastapi import Request
 
@@ -57,6 +58,13 @@ Parse = Callable[[bytes], GenerationRequest]
 """Reads and checks a body; raises InvalidRequest. It may run in a thread."""
 MakeShape = Callable[[Heading], Shape]
 """Makes the writer of one request's answer."""
+
+
+class _Choice(NamedTuple):
+    """What one choice is sampled after, and how."""
+
+    prompt_token_ids: tuple[int, ...]
+    sampling: SamplingParams
 
 
 class Generator:
@@ -156,17 +164,8 @@ class Generator:
             num_choices=claim.num_choices,
         )
         heading = Heading(claim.shown_id, self.model_name, int(time.time()), wanted, prompts, self.texts)
-        choices = zip(claim.strand_ids, self._choices(wanted, prompts), strict=True)
-        strands = [
-            Strand(
-                service,
-                submission(request_id=id_, prompt_token_ids=token_ids, sampling=sampling),
-                self._answer(wanted),
-            )
-            for id_, (token_ids, sampling) in choices
-        ]
         return (StreamedReply if wanted.stream else WholeReply)(
-            strands,
+            list(self._strands(claim, heading, submission)),
             make_shape(heading),
             heading,
             self._limits,
@@ -174,19 +173,36 @@ class Generator:
             {WARNING_HEADER: _header_text(wanted.warnings)} if wanted.warnings else None,
         )
 
+    def _strands(
+        self, claim: Claim, heading: Heading, submission: Callable[..., Submission]
+    ) -> Iterator[Strand]:
+        """One for each choice."""
+        wanted = heading.wanted
+        choices = list(self._choices(wanted, heading.prompts))
+        num_after, tokens_after = len(choices), sum(map(_most_tokens, choices))
+        for request_id, choice in zip(claim.strand_ids, choices, strict=True):
+            num_after, tokens_after = num_after - 1, tokens_after - _most_tokens(choice)
+            own = submission(
+                request_id=request_id,
+                prompt_token_ids=choice.prompt_token_ids,
+                sampling=choice.sampling,
+                num_after=num_after,
+                tokens_after=tokens_after,
+            )
+            yield Strand(self._service, own, self._answer(wanted))
+
     def _check_ids(self, wanted: GenerationRequest) -> None:
         vocab_size = self._tokenizer.vocab_size
         check_token_ids("stop_token_ids", wanted.stop_token_ids, vocab_size)
         check_token_ids("logit_bias", (token_id for token_id, _ in wanted.logit_bias), vocab_size)
 
-    def _choices(
-        self, wanted: GenerationRequest, prompts: Sequence[Prompt]
-    ) -> Iterator[tuple[tuple[int, ...], SamplingParams]]:
-        """Token ids and sampling parameters of each choice. The seeds of a prompt's choices follow each other."""
+    def _choices(self, wanted: GenerationRequest, prompts: Sequence[Prompt]) -> Iterator[_Choice]:
+        """The seeds of a prompt's choices follow each other."""
         for prompt in prompts:
             sampling = wanted.sampling(len(prompt.token_ids), self._service.max_model_len)
             for number in range(wanted.n):
-                yield prompt.token_ids, replace(sampling, seed=kept_seed(sampling.seed + number))
+                own = replace(sampling, seed=kept_seed(sampling.seed + number)) if number else sampling
+                yield _Choice(prompt.token_ids, own)
 
     def _text(self, prompt: Prompt) -> str:
         if prompt.text is not None:
@@ -198,6 +214,10 @@ class Generator:
             self._tokenizer, wanted.skips_special_tokens, wanted.shown_token_ids
         )
         return Answer(detokenizer, wanted.rules)
+
+
+def _most_tokens(choice: _Choice) -> int:
+    return len(choice.prompt_token_ids) + choice.sampling.max_tokens
 
 
 def _header_text(warnings: Sequence[str]) -> str:

@@ -56,6 +56,9 @@ async def test_every_prompt_has_n_choices_in_order(
     assert [s.prompt_token_ids for s in service.submissions] == [(5, 6), (5, 6), (7,), (7,)]
     assert [s.sampling.seed for s in service.submissions] == [9, 10, 9, 10]
     assert {s.num_choices for s in service.submissions} == {4}
+    sizes = [len(s.prompt_token_ids) + s.sampling.max_tokens for s in service.submissions]
+    assert [s.num_after for s in service.submissions] == [3, 2, 1, 0]
+    assert [s.tokens_after for s in service.submissions] == [sum(sizes[i + 1 :]) for i in range(4)]
     assert service.delivered_ids == ["r#0", "r#1", "r#2", "r#3"]
 
 

@@ -74,6 +74,41 @@ def test_tokens_per_minute_hold_what_is_asked_for_and_give_back_what_was_not_use
     driver.do(Shutdown())
 
 
+def test_answers_that_belong_together_wait_for_quota_for_all_of_them() -> None:
+    tenant = Tenant("a", requests_per_minute=6, tokens_per_minute=120)
+    driver = CoreDriver()
+    driver.pair()
+    driver.submit("before", num_prompt=10, max_tokens=20, tenant=tenant)
+    together = {"num_prompt": 10, "max_tokens": 20, "tenant": tenant, "num_choices": 3}
+    driver.submit("r#0", num_after=2, tokens_after=60, **together)
+    driver.submit("r#1", num_after=1, tokens_after=30, **together)
+    driver.submit("r#2", **together)
+    assert not driver.refusals
+    driver.submit("s#0", num_after=2, tokens_after=60, **together)
+    error = driver.refusals["s#0"]
+    assert isinstance(error, QuotaExceeded)
+    assert error.retry_after_s == pytest.approx(45.0)  # 90 tokens are missing; one request is, for 10 s
+    driver.now += 45.0
+    for number in range(3):
+        driver.submit(f"t#{number}", num_after=2 - number, tokens_after=30 * (2 - number), **together)
+    assert driver.refusals.keys() == {"s#0"}
+    driver.do(Shutdown())
+
+
+def test_answers_that_belong_together_and_exceed_the_quota_by_themselves_are_refused_for_good() -> None:
+    driver = CoreDriver()
+    driver.pair()
+    driver.submit("r#0", num_after=2, tenant=Tenant("a", requests_per_minute=2))
+    driver.submit("s#0", num_after=2, tokens_after=28, tenant=Tenant("b", tokens_per_minute=40))
+    for request_id, said in (
+        ("r#0", "3 answers are asked for, and each counts as a request; the quota is 2 requests per minute"),
+        ("s#0", "3 answers are asked for, which take up to 42 tokens; the quota is 40 tokens per minute"),
+    ):
+        error = driver.refusals[request_id]
+        assert isinstance(error, InvalidRequest)
+        assert said in error.message
+
+
 def test_what_was_never_sent_to_a_worker_costs_no_tokens() -> None:
     tenant = Tenant("a", tokens_per_minute=100)
     driver = one_at_a_time()
