@@ -151,6 +151,15 @@ async def test_options_tells_the_methods_of_a_path_and_405_does_too(
     assert allowed in error_of(refused, 405)["message"]
 
 
+async def test_a_path_has_its_own_methods_and_not_those_of_one_with_a_parameter(
+    client: httpx.AsyncClient,
+) -> None:
+    refused = await client.get("/v1/responses/input_tokens")
+    error_of(refused, 405)
+    assert refused.headers["allow"] == "OPTIONS, POST"
+    assert error_of(await client.get("/v1/responses/resp_1"), 404)["code"] == "not_stored"
+
+
 async def test_options_of_nowhere_is_404(client: httpx.AsyncClient) -> None:
     assert "/nowhere" in error_of(await client.options("/nowhere"), 404)["message"]
 

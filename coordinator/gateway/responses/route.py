@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from http import HTTPStatus
 
 from fastapi import FastAPI, Request, Response
+from starlette.exceptions import HTTPException
 
 from twinpool.coordinator.gateway.bodies import ignored_fields, read_object
 from twinpool.coordinator.gateway.docs import body_schema, generation_schema
@@ -20,6 +22,7 @@ from twinpool.coordinator.gateway.tools import AnswerFormat
 from twinpool.errors import NotStored
 
 PATH = "/v1/responses"
+COUNT = "input_tokens"
 NAMES = FieldNames(
     fields={"messages": "input"},
     parts={
@@ -43,7 +46,7 @@ class Responses:
         create = generation_schema(ResponsesBody)
         app.add_api_route(PATH, self.create, methods=["POST"], openapi_extra=create)
         count = body_schema(ResponsesBody)
-        app.add_api_route(f"{PATH}/input_tokens", self.input_tokens, methods=["POST"], openapi_extra=count)
+        app.add_api_route(f"{PATH}/{COUNT}", self.input_tokens, methods=["POST"], openapi_extra=count)
         stored = f"{PATH}/{{rest:path}}"
         app.add_api_route(stored, self.stored, methods=["GET", "POST", "DELETE"], include_in_schema=False)
 
@@ -62,6 +65,8 @@ class Responses:
 
     async def stored(self, request: Request) -> Response:
         """Says that nothing is kept."""
+        if request.path_params["rest"] == COUNT:
+            raise HTTPException(HTTPStatus.METHOD_NOT_ALLOWED)
         raise NotStored(
             f"{request.method} {request.url.path}: answers are not stored; keep what you get, and send it as input to "
             "go on"
