@@ -81,6 +81,32 @@ async def test_the_openai_client_completes_streamed_and_whole(gateway: Gateway) 
     assert models == [MODEL] == [model.id]
 
 
+async def test_the_openai_client_gets_several_answers_with_log_probabilities(gateway: Gateway) -> None:
+    gateway.service.script = lambda s: says(f"fox {s.request_id[-1]}")(s)
+    hello: list[openai.types.chat.ChatCompletionMessageParam] = [{"role": "user", "content": "Hi"}]
+    async with gateway.openai() as client:
+        chat = await client.chat.completions.create(
+            model=MODEL, messages=hello, n=2, logprobs=True, top_logprobs=1
+        )
+        stream = await client.chat.completions.create(
+            model=MODEL, messages=hello, n=2, logprobs=True, top_logprobs=1, stream=True
+        )
+        chunks = [chunk async for chunk in stream]
+        echoed = await client.completions.create(
+            model=MODEL, prompt=["the", "a"], n=2, echo=True, logprobs=1, max_tokens=0
+        )
+    assert [choice.message.content for choice in chat.choices] == ["fox 0", "fox 1"]
+    for choice in chat.choices:
+        parts = [chunk.choices[0] for chunk in chunks if chunk.choices[0].index == choice.index]
+        assert "".join(part.delta.content or "" for part in parts) == choice.message.content
+        told = [entry for part in parts if part.logprobs for entry in part.logprobs.content or ()]
+        assert choice.logprobs is not None
+        assert told == choice.logprobs.content
+        assert len(told[0].top_logprobs) == 1
+    assert [choice.text for choice in echoed.choices] == ["the", "the", "a", "a"]
+    assert all(choice.logprobs is not None for choice in echoed.choices)
+
+
 async def test_the_openai_client_raises_what_went_wrong(gateway: Gateway) -> None:
     hello: list[openai.types.chat.ChatCompletionMessageParam] = [{"role": "user", "content": "Hi"}]
     async with gateway.openai() as client:
@@ -201,6 +227,17 @@ async def test_a_client_that_leaves_while_its_prompt_is_tokenized_asks_for_nothi
     go_on.set()
     await gateway.server.stop(deadline_s=5.0)
     assert gateway.service.submissions == []
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_client_that_leaves_ends_all_the_answers_that_it_asked_for(
+    gateway: Gateway, stream: bool
+) -> None:
+    service = gateway.service
+    service.script = lambda s: [Output(THE, 0), SILENCE] if s.request_id.endswith("1") else [SILENCE]
+    async with posted(gateway, {**HELLO, "n": 3, "stream": stream}, "x-request-id: r\r\n"):
+        await service.until(lambda: len(service.submissions) == 3)
+    await service.until(lambda: sorted(service.abandoned) == ["r#0", "r#1", "r#2"])
 
 
 # ── silence ───────────────────────────────────────────────────────────────────────────────────────────────

@@ -89,6 +89,36 @@ async def test_a_client_that_never_reads_is_cut_and_others_do_not_notice() -> No
         assert gateway.metric("twinpool_slow_clients_cut_total") == 1
 
 
+async def test_what_waits_for_a_client_of_several_answers_is_bounded_together() -> None:
+    async with running(max_buffered_bytes=200_000) as gateway:
+        service = gateway.service
+        service.script = lambda _: batches(1 << 30)
+        with not_reading(gateway, n=4):
+            await service.until(lambda: len(service.cuts) == 4)
+        assert {request_id for request_id, _ in service.cuts} == {s.request_id for s in service.submissions}
+        assert all("200000 bytes behind" in error.message for _, error in service.cuts)
+        assert gateway.metric("twinpool_slow_clients_cut_total") == 1
+
+
+async def test_a_client_that_catches_up_has_every_token_of_every_answer_once() -> None:
+    async with running(max_buffered_bytes=1 << 30) as gateway:
+        service = gateway.service
+        service.script = lambda _: then(batches(MANY), FinishReason.LENGTH)
+        with not_reading(gateway, n=3, stream_options={"include_usage": True}) as client:
+            await until(lambda: len(service.ended) == 3)
+            async with asyncio.TaskGroup() as both:
+                reading = both.create_task(rest_of(client))
+                await service.until(lambda: len(service.delivered_ids) == 3)
+                await gateway.server.stop(deadline_s=5.0)
+            *chunks, usage, done = events(body_of(reading.result()))
+        assert done == "[DONE]"
+        assert usage["usage"]["completion_tokens"] == 3 * MANY
+        texts = ["", "", ""]
+        for chunk in chunks:
+            texts[chunk["choices"][0]["index"]] += chunk["choices"][0]["delta"].get("content", "")
+        assert texts == [tiny_tokenizer().decode(THE) * MANY] * 3
+
+
 async def test_a_client_that_stalls_is_told_so_when_it_reads_again() -> None:
     async with running(client_stall_s=0.3, max_buffered_bytes=1 << 30) as gateway:
         service = gateway.service
