@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Generator
+from functools import cache
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -164,10 +165,8 @@ class TextReader:
         them, not empty unless the text has ended.
         """
         while True:
-            found = [(at, word) for word in words if (at := self._text.find(word, self._at)) >= 0]
-            if found:
-                at, word = min(found)
-                return self.take(at - self._at), word
+            if found := _any_of(words).search(self._text, self._at):
+                return self.take(found.start() - self._at), found[0]
             if self._has_ended:
                 return self.take_all(), ""
             tail = self._text[max(self._at, len(self._text) - max(map(len, words))) :]
@@ -179,6 +178,11 @@ class TextReader:
     def scan(self, text: JsonText) -> str:
         """Reads what belongs to `text` of what is there."""
         return self.take(text.scan(self._text, self._at) - self._at)
+
+
+@cache
+def _any_of(words: tuple[str, ...]) -> re.Pattern[str]:
+    return re.compile("|".join(map(re.escape, words)))
 
 
 def begun(text: str, word: str) -> int:

@@ -21,7 +21,7 @@ class DeltaWriter:
         self._most_calls = most_calls
         self._separators = separators
         self._deltas: list[Delta] = []
-        self._gap = ""
+        self._gap: list[str] = []
         self._is_in_gap = True
         self._is_told = True
         self._num_calls = 0
@@ -29,16 +29,16 @@ class DeltaWriter:
     def content(self, text: str) -> None:
         """More content, or text between calls."""
         if self._is_in_gap:
-            self._gap += text
-            if not self._gap.strip(SPACE + self._separators if self._num_calls else SPACE):
+            self._gap.append(text)
+            if not text.strip(SPACE + self._separators if self._num_calls else SPACE):
                 return
-            text, self._gap, self._is_in_gap = self._gap, "", False
+            text, self._gap, self._is_in_gap = "".join(self._gap), [], False
         if text:
             self._deltas.append(Content(text))
 
     def begin_call(self, name: str) -> None:
         """A call of `name`; its arguments follow."""
-        self._gap, self._is_in_gap = "", True
+        self._gap, self._is_in_gap = [], True
         self._is_told = self._most_calls is None or self._num_calls < self._most_calls
         if self._is_told:
             self._deltas.append(ToolCallBegin(self._num_calls, self._make_id(), name))
@@ -51,13 +51,13 @@ class DeltaWriter:
 
     def drop_gap(self) -> None:
         """What stood between the last call and here, if nothing but space and separators, belonged to the call."""
-        self._gap = ""
+        self._gap = []
 
     def end(self) -> None:
         """The answer has ended."""
-        if self._gap and not self._num_calls:
-            self._deltas.append(Content(self._gap))
-        self._gap = ""
+        if (text := "".join(self._gap)) and not self._num_calls:
+            self._deltas.append(Content(text))
+        self._gap = []
 
     def take(self) -> list[Delta]:
         """What was written since it was taken last."""
