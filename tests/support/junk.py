@@ -9,7 +9,7 @@ from typing import Any
 import msgspec.inspect as look
 from hypothesis import strategies as st
 
-from twinpool.messages import AnyMessage, Message, encode
+from twinpool.messages import PROTOCOL_VERSION, AnyMessage, Message, encode
 
 MOST_ITEMS = 3
 FEW = 5
@@ -28,7 +28,7 @@ LIKELY: Mapping[str, Sequence[Any]] = {
     "max_tokens": (2, 4),
     "min_tokens": (0,),
     "version": (1,),
-    "protocol": (2,),
+    "protocol": (PROTOCOL_VERSION,),
 }
 """Values by field that real requests and workers have too."""
 MENDED: Mapping[str, Any] = {"num_cached_blocks": 0, "num_emitted": 0, "token_ids": (1,)}

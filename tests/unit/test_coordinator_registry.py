@@ -13,6 +13,7 @@ from twinpool.coordinator import registry
 from twinpool.coordinator.events import FromWorker, Shutdown
 from twinpool.layout import Dtype
 from twinpool.messages import (
+    PROTOCOL_VERSION,
     Denied,
     Heartbeat,
     Left,
@@ -48,7 +49,7 @@ def driver() -> CoreDriver:
         ({"layout": replace(LAYOUT, block_size=32)}, "block size 32", "16"),
         ({"layout": replace(LAYOUT, num_kv_heads=4)}, "num_kv_heads=4", "num_kv_heads=1"),
         ({"max_model_len": 1024}, "max_model_len 1024", "512"),
-        ({"protocol": 99}, "protocol 99", "coordinator 2"),
+        ({"protocol": 99}, "protocol 99", f"coordinator {PROTOCOL_VERSION}"),
     ],
 )
 def test_a_worker_that_does_not_match_is_denied_with_both_values(
