@@ -22,6 +22,7 @@ from twinpool.messages import (
     Manifest,
     Message,
     Peers,
+    PromptLogprobs,
     Register,
     Seal,
     StepTokens,
@@ -58,7 +59,7 @@ KEY = ["r0", 1]
 LAYOUT = {"num_layers": 1, "num_kv_heads": 1, "head_dim": 8, "block_size": 16, "dtype": "float32"}
 JOB = {
     "request_id": "r0", "attempt": 1, "token_ids": [1, 2], "eos_token_ids": [0],
-    "sampling": {"max_tokens": 4, "seed": 1},
+    "sampling": {"max_tokens": 4, "seed": 1, "grammar": {"kind": "regex", "source": "[0-9]+"}},
 }  # fmt: skip
 WHOLE: dict[type[Message], dict[str, Any]] = {
     Cancel: {"key": KEY},
@@ -69,6 +70,7 @@ WHOLE: dict[type[Message], dict[str, Any]] = {
         ("free_blocks", "owned_blocks", "cached_blocks", "quarantined_blocks", "leased_blocks", "waiting", "running",
          "waiting_tokens"), 0) | {"counters": {}}},
     Peers: {"peers": []},
+    PromptLogprobs: {"key": KEY, "entries": [[-0.5, [[7, -0.5]]]]},
     Register: {
         "worker_id": "w", "incarnation": "1", "role": "decode", "pid": 1, "endpoint": "", "fingerprint": "m",
         "layout": LAYOUT, "num_blocks": 1, "max_model_len": 1, "max_num_seqs": 1,
@@ -77,7 +79,7 @@ WHOLE: dict[type[Message], dict[str, Any]] = {
         "key": KEY, "fence": 1, "fingerprint": "m", "layout": LAYOUT, "num_tokens": 1, "block_ids": [1],
         "digests": [1], "first_token": 1, "num_bytes": 1, "transfer_s": 0.0,
     }},
-    StepTokens: {"tokens": [[KEY, 0, 5, None]]},
+    StepTokens: {"tokens": [[KEY, 0, 5, None, [-0.5, [[7, -0.5]]]]]},
     Welcome: {"heartbeat_s": 1.0},
 }  # fmt: skip
 
@@ -112,6 +114,15 @@ def test_messages_that_are_changed_below_decode_as_they_are(kind: type[Message])
         (Generate, "job/sampling/temperature", float("nan")),
         (Generate, "job/sampling/temperature", -0.5),
         (Generate, "job/sampling/top_p", 1.5),
+        (Generate, "job/sampling/logprobs", 21),
+        (Generate, "job/sampling/prompt_logprobs", -1),
+        (Generate, "job/sampling/presence_penalty", -2.5),
+        (Generate, "job/sampling/repetition_penalty", 0.0),
+        (Generate, "job/sampling/logit_bias", [[1, 101.0]]),
+        (Generate, "job/sampling/logit_bias", [[0, 1.0]] * 1025),
+        (Generate, "job/sampling/grammar/source", ""),
+        (Generate, "job/sampling/grammar/source", "x" * 300_000),
+        (Generate, "job/sampling/grammar/kind", "ebnf"),
         (Granted, "num_cached_blocks", 2),
         (Granted, "fence", -1),
         (Granted, "fence", 2**63),
@@ -122,6 +133,10 @@ def test_messages_that_are_changed_below_decode_as_they_are(kind: type[Message])
         (Heartbeat, "stats/counters", {"x": float("nan")}),
         (Heartbeat, "stats/free_blocks", -1),
         (Peers, "peers", [{}] * 4097),
+        (PromptLogprobs, "entries/0/0", 0.5),
+        (PromptLogprobs, "entries/0/0", float("-inf")),
+        (PromptLogprobs, "entries/0/1", [[7, -0.5]] * 21),
+        (PromptLogprobs, "entries/0/1/0/0", -1),
         (Register, "worker_id", "w/1"),
         (Register, "worker_id", "w\n"),
         (Register, "worker_id", "x" * 65),
@@ -133,6 +148,8 @@ def test_messages_that_are_changed_below_decode_as_they_are(kind: type[Message])
         (Seal, "manifest/digests", [-1]),
         (StepTokens, "tokens/0/2", -1),
         (StepTokens, "tokens/0/3", "because"),
+        (StepTokens, "tokens/0/4/0", float("nan")),
+        (StepTokens, "tokens/0/4/1", [[7, -10_000.0]]),
         (Welcome, "heartbeat_s", 0.0),
         (Welcome, "heartbeat_s", float("inf")),
         (Welcome, "type", "Unheard"),
