@@ -21,6 +21,10 @@ from twinpool.kernels.batch_sampling import ROW, marks_of, sample_rows
 from twinpool.request import Grammar, RequestKey, SamplingParams, TokenLogprobs
 
 _WORD64 = 2**64 - 1
+_ADDED_FOR = np.where(
+    np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little"), 0, -np.inf
+).astype(np.float32)
+"""For each byte of a mask what makes -inf of the eight logits whose bits are 0. Several times as fast as filling."""
 _GREEDY = SamplingParams(max_tokens=1, seed=0, temperature=0.0)
 
 
@@ -138,8 +142,8 @@ class StepSampling:
             if past.error or mask is None or not mask.any():
                 failed[self._slices[place].key] = past.error or "its grammar allows no token here"
                 continue
-            words = np.unpackbits(mask.view(np.uint8), count=logits.shape[1], bitorder="little")
-            logits[place].masked_fill_(_upload(words == 0, logits), float("-inf"))
+            added = _ADDED_FOR.take(mask.view(np.uint8), axis=0).reshape(-1)[: logits.shape[1]]
+            logits[place].add_(_upload(added, logits))
         return failed
 
 
