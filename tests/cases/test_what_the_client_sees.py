@@ -125,16 +125,29 @@ def test_more_of_the_prompt_is_reported_as_cached_than_there_is(anywhere: Server
     assert counts[1] in [(72, 5), counts[0]]  # the other prefill worker has not seen it
 
 
-@pytest.mark.parametrize(
-    "field",
-    [{"logprobs": 1}, {"presence_penalty": 0.5}, {"frequency_penalty": 0.5}, {"repetition_penalty": 1.2}],
-)
-def test_a_field_of_the_first_token_is_ignored(colocated: Server, field: dict[str, Any]) -> None:
-    """C9, C10: log probabilities and penalties, which the first token gets from another pool than the others, are
-    refused by name as long as no pool has them."""
-    answer = ask(colocated, prompt="Hello", max_tokens=2, **field)
-    assert answer.status == 400
-    assert next(iter(field)) in answer.error
+def test_log_probabilities_leave_out_the_first_token(anywhere: Server) -> None:
+    """C9: every token has one, the first too, which another pool makes: the one that it has as part of a prompt."""
+    prompt, num_output = list(range(40, 77)), 6
+    body = {"prompt": prompt, "max_tokens": num_output, "temperature": 0, "ignore_eos": True, "logprobs": 1}
+    (choice,) = anywhere.post("/v1/completions", {**body, "return_token_ids": True}).json()["choices"]
+    told = choice["logprobs"]["token_logprobs"]
+    assert len(told) == num_output
+    for chosen, likeliest in zip(told, choice["logprobs"]["top_logprobs"], strict=True):
+        assert chosen == max(likeliest.values())
+    scored = {"prompt": prompt + choice["token_ids"], "max_tokens": 0, "echo": True, "logprobs": 0}
+    (choice,) = anywhere.post("/v1/completions", scored).json()["choices"]
+    assert choice["logprobs"]["token_logprobs"][len(prompt) :] == pytest.approx(told, abs=1e-3)
+
+
+def test_penalties_leave_out_the_first_token(anywhere: Server, colocated: Server) -> None:
+    """C10: the first token obeys them, and counts for those after it."""
+    prompt = list(range(2, 300))
+    body = {"prompt": prompt, "temperature": 0, "ignore_eos": True}
+    assert ask(anywhere, **body, max_tokens=1).token_ids[0] in prompt
+    assert ask(anywhere, **body, max_tokens=1, repetition_penalty=1e6).token_ids[0] not in prompt
+    for field in ({"presence_penalty": 2.0}, {"frequency_penalty": 2.0}, {"repetition_penalty": 1.3}):
+        alone = ask(colocated, **body, max_tokens=16, **field)
+        assert ask(anywhere, **body, max_tokens=16, **field).outcome == alone.outcome
 
 
 def test_two_requests_of_one_id_mix(anywhere: Server) -> None:
