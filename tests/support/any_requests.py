@@ -10,11 +10,11 @@ from typing import Any
 import httpx
 from hypothesis import strategies as st
 
-from support.served_model import SHAPE
+from support.gateway import tiny_tokenizer
 from support.server import Server
 
 ANSWER_LIMIT_S = 90.0
-_IDS = st.integers(0, SHAPE["vocab_size"] - 1)
+_IDS = st.integers(0, tiny_tokenizer().vocab_size - 1)
 _TEXTS = st.text(st.sampled_from("the quick brown fox €🙂\n"), min_size=1, max_size=120)
 _SAMPLED = st.fixed_dictionaries(
     {"temperature": st.sampled_from((0.5, 1.0, 1.7)), "seed": st.integers(0, 2**31)},
