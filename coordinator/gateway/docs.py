@@ -74,24 +74,24 @@ def describe(app: FastAPI, *, needs_key: bool, metrics_open: bool) -> None:
 def document(app: FastAPI, open_paths: Collection[str] | None) -> dict[str, Any]:
     """The document. `open_paths` need no key, all others do; None: no path does."""
     routes = [route for route in app.routes if isinstance(route, Route) and route.include_in_schema]
-    operations = [(route, _operation(route)) for route in routes if route.path not in _OF_THE_DOCS]
-    bodies = list(dict.fromkeys(op.body for _, op in operations if op.body is not None))
+    bodies = list(dict.fromkeys(body for route in routes if (body := _operation(route).body) is not None))
     schemas, components = msgspec.json.schema_components(bodies, ref_template=_SCHEMAS + "{name}")
     schema_of = dict(zip(bodies, schemas, strict=True))
     paths: dict[str, dict[str, Any]] = {}
     errors: dict[str, Any] = {}
-    for route, op in operations:
+    for route in routes:
+        op, is_messages = _operation(route), speaks_messages(route.path)
         needs_key = open_paths is not None and route.path not in open_paths
         described = _described(route, op, schema_of, needs_key)
         for status in _statuses(route, op, needs_key):
-            name = f"{'Messages' if speaks_messages(route.path) else ''}Error{status}"
-            errors[name] = _error(status, is_messages=speaks_messages(route.path))
+            name = f"{'Messages' if is_messages else ''}Error{status}"
+            errors[name] = _error(status, is_messages=is_messages)
             described["responses"].setdefault(str(status), {"$ref": f"#/components/responses/{name}"})
         if open_paths is not None:
-            described["security"] = [{"key": []}, {"x-api-key": []}] if needs_key else []
-        for method in sorted(_methods(route)):
-            id_ = re.sub(r"\W+", "_", f"{method}{route.path_format}").strip("_")
-            paths.setdefault(route.path_format, {})[method] = {"operationId": id_, **described}
+            described["security"] = [{name: []} for name in _KEYS] if needs_key else []
+        for method in _methods(route):
+            named = {"operationId": _name(method, route), **described}
+            paths.setdefault(route.path_format, {})[method] = named
     made: dict[str, Any] = {
         "openapi": VERSION,
         "info": {"title": app.title, "version": app.version, "license": {"name": "Apache-2.0"}},
@@ -99,14 +99,20 @@ def document(app: FastAPI, open_paths: Collection[str] | None) -> dict[str, Any]
         "components": {"schemas": {**components, **SCHEMAS}, "responses": errors, "headers": HEADERS},
     }
     if open_paths is not None:
-        made["components"]["securitySchemes"] = {
-            "key": {"type": "http", "scheme": "bearer"},
-            "x-api-key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
-        }
+        made["components"]["securitySchemes"] = _KEYS
     return made
 
 
-_OF_THE_DOCS = frozenset({"/docs", "/openapi.json", "/docs/oauth2-redirect"})
+_KEYS: Mapping[str, Any] = {
+    "key": {"type": "http", "scheme": "bearer"},
+    "x-api-key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+}
+"""The ways to send a key; one is enough."""
+
+
+def _name(method: str, route: Route) -> str:
+    """Of an operation, as generated clients call it: ``post_v1_chat_completions``."""
+    return re.sub(r"\W+", "_", f"{method}{route.path_format}").strip("_")
 
 
 def _operation(route: Route) -> Operation:
@@ -115,7 +121,7 @@ def _operation(route: Route) -> Operation:
 
 
 def _methods(route: Route) -> list[str]:
-    return [method.lower() for method in route.methods or () if method != HTTPMethod.HEAD]
+    return sorted(method.lower() for method in route.methods or () if method != HTTPMethod.HEAD)
 
 
 def _statuses(route: Route, op: Operation, needs_key: bool) -> list[int]:
@@ -153,7 +159,7 @@ def _described(
         parameters += PARAMETERS
         content["text/event-stream"] = {"schema": STREAM}
         ok["description"] = "The answer: whole, or with `stream` as server-sent events."
-        ok["headers"] = generation_headers(200, has_quotas=needs_key)
+        ok["headers"] = generation_headers(has_quotas=needs_key)
     if op.body is not None:
         described["requestBody"] = {"required": True, "content": {_JSON: {"schema": schema_of[op.body]}}}
     return {**described, "parameters": parameters, "responses": {"200": ok, **_own_unavailable(route)}}

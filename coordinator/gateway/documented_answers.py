@@ -116,10 +116,10 @@ def headers_of(status: int) -> dict[str, Any]:
     return _referred("X-Request-Id", *_OF_STATUS.get(status, ()))
 
 
-def generation_headers(status: int, *, has_quotas: bool) -> dict[str, Any]:
-    """Likewise, of a route that generates."""
+def generation_headers(*, has_quotas: bool) -> dict[str, Any]:
+    """Those that the answer of a route that generates may have."""
     quotas = _QUOTA_HEADERS if has_quotas else ()
-    return {**headers_of(status), **_referred("X-Twinpool-Warning", *quotas)}
+    return _referred("X-Request-Id", "X-Twinpool-Warning", *quotas)
 
 
 def _referred(*names: str) -> dict[str, Any]:
