@@ -115,7 +115,8 @@ class Admission:
         if max_model_len is not None and total > max_model_len:
             return ContextLengthExceeded(
                 f"the prompt has {num_prompt} tokens and {max_tokens} output tokens are asked for, {total} "
-                f"in all; the model's context is {max_model_len}: shorten the prompt or lower max_tokens",
+                f"in all; this model's maximum context length is {max_model_len} tokens: shorten the prompt or lower "
+                "max_tokens",
                 param="max_tokens" if num_prompt < max_model_len else "prompt",
             )
         # The last output token is never fed back, so it needs no slot.

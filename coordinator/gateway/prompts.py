@@ -49,7 +49,8 @@ class PromptReader:
         elif isinstance(prompt, Conversation) and len(prompt.messages) > context:
             # A template is rendered in Python, about 100,000 messages in a second: not those that cannot fit.
             message = (
-                f"there are {len(prompt.messages)} messages; {context} tokens hold fewer, so leave some out"
+                f"there are {len(prompt.messages)} messages, and this model's maximum context length is {context} "
+                "tokens, which hold fewer; leave some out"
             )
             raise ContextLengthExceeded(message, param=wanted.prompt_field)
 
@@ -65,7 +66,8 @@ class PromptReader:
             prompt = Prompt(prompt.token_ids[-kept:])
         if len(prompt.token_ids) > context:
             found = (
-                f"the prompt has {len(prompt.token_ids)} tokens; the model's context is {context}: shorten it"
+                f"the prompt has {len(prompt.token_ids)} tokens, and this model's maximum context length is {context} "
+                "tokens; shorten it"
             )
             raise ContextLengthExceeded(found, param=wanted.prompt_field)
         return prompt
@@ -76,7 +78,10 @@ class PromptReader:
         text = written.render(self._tokenizer) if isinstance(written, Conversation) else written
         # Tokenizing takes about a second per million characters: not for a text that cannot fit.
         if len(text) > context * self._longest_token:
-            message = f"the prompt has {len(text)} characters; {context} tokens hold less, so shorten it"
+            message = (
+                f"the prompt has {len(text)} characters, and this model's maximum context length is {context} tokens, "
+                "which hold less; shorten it"
+            )
             raise ContextLengthExceeded(message, param=wanted.prompt_field)
         return Prompt(tuple(self._tokenizer.encode(text, wanted.add_special_tokens)), text)
 

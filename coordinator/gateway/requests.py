@@ -145,14 +145,15 @@ class GenerationRequest:
         room = max_model_len - num_prompt_tokens
         if room < 1:
             raise ContextLengthExceeded(
-                f"the prompt has {num_prompt_tokens} tokens and the context holds {max_model_len}, "
-                "which leaves no room for an answer; shorten the prompt",
+                f"the prompt has {num_prompt_tokens} tokens, and this model's maximum context length is "
+                f"{max_model_len} tokens, which leaves no room for an answer; shorten the prompt",
                 param=self.prompt_field,
             )
         if self.max_tokens is not None and self.max_tokens > room:
             raise ContextLengthExceeded(
                 f"the prompt has {num_prompt_tokens} tokens and max_tokens asks for {self.max_tokens} more, "
-                f"but the context holds {max_model_len}; shorten the prompt or ask for at most {room}",
+                f"but this model's maximum context length is {max_model_len} tokens; shorten the prompt or ask for at "
+                f"most {room}",
                 param="max_tokens",
             )
         max_tokens = self.max_tokens or min(room, self.default_max_tokens or room)

@@ -113,7 +113,10 @@ class TextCoder:
         is_text = isinstance(written, str)
         text = written if isinstance(written, str) else written.render(self._tokenizer)
         if len(text) > context * self._longest_token:
-            message = f"the prompt has {len(text)} characters; {context} tokens hold less, so shorten it"
+            message = (
+                f"the prompt has {len(text)} characters, and this model's maximum context length is {context} tokens, "
+                "which hold less; shorten it"
+            )
             raise ContextLengthExceeded(message, param="prompt" if is_text else "messages")
         return self._tokenizer.encode(text, add_special_tokens)
 

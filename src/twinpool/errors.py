@@ -74,7 +74,8 @@ class InvalidRequest(RequestError):
 
 
 class ContextLengthExceeded(InvalidRequest):
-    """Prompt plus requested output do not fit the model's context."""
+    """Prompt plus requested output do not fit the model's context. Its message has the words "this model's maximum
+    context length is": clients look for them, to try another model or to leave something out."""
 
     code = "context_length_exceeded"
 
