@@ -21,8 +21,8 @@ _SPACE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator":
 
 
 def mark(text: str, added_token_ids: Mapping[str, int]) -> str:
-    """A mark: as the token that the vocabulary has for it, else as text. As text it would be spelled out, in tokens that
-    the model has never seen a mark in."""
+    """A mark: as the token that the vocabulary has for it, else as text. A token that is written as text would be
+    spelled out in others, in which the model has never seen it."""
     token_id = added_token_ids.get(text)
     return lark.literal(text) if token_id is None else lark.token(token_id)
 
