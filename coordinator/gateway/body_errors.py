@@ -31,6 +31,9 @@ PRIVATE_FIELDS = frozenset(
         "guided_regex",
         "guided_choice",
         "guided_grammar",
+        "regex",
+        "ebnf",
+        "json_schema",
     }
 )
 """Fields that carry what only client and model are to know."""

@@ -1,7 +1,8 @@
 """Structured output: what a request wants its answer's text to match, from the fields that say so.
 
-`response_format` is OpenAI's, `structured_outputs` vLLM's, the `guided_` fields are vLLM's older ones. A `Constraint`
-is not known to make sense yet: `GrammarChecks.checked` compiles it and gives the `Grammar` for `SamplingParams`.
+`response_format` is OpenAI's, `structured_outputs` vLLM's, the `guided_` fields are vLLM's older ones, and `regex`, `ebnf`
+and `json_schema` are SGLang's. A `Constraint` is not known to make sense yet: `GrammarChecks.checked` compiles it and
+gives the `Grammar` for `SamplingParams`. All of it is the client's own text: these fields are among `PRIVATE_FIELDS`.
 """
 
 from __future__ import annotations
@@ -18,17 +19,6 @@ from twinpool.engine import lark
 from twinpool.errors import InvalidRequest
 from twinpool.request import Grammar, GrammarKind
 
-PRIVATE_FIELDS = frozenset(
-    {
-        "response_format",
-        "structured_outputs",
-        "guided_json",
-        "guided_regex",
-        "guided_choice",
-        "guided_grammar",
-    }
-)
-"""Their values are the client's own text: no error quotes them whole, no log has them."""
 RESPONSE_FORMATS = ("text", "json_object", "json_schema")
 MOST_CHOICES = 4096
 _Reader = Callable[[Any, str], Grammar]
@@ -79,6 +69,9 @@ class StructuredBody(msgspec.Struct, frozen=True, kw_only=True):
     guided_regex: str | None = None
     guided_choice: _Choices | None = None
     guided_grammar: str | None = None
+    regex: str | None = None
+    ebnf: str | None = None
+    json_schema: str | dict[str, Any] | None = None
 
 
 class Constraint(NamedTuple):
@@ -96,13 +89,16 @@ def constraint_of(body: StructuredBody, *, ignore_eos: bool, min_tokens: int) ->
             the answer must not end where it is complete.
     """
     found = [*_of_response_format(body.response_format), *_of_structured_outputs(body.structured_outputs)]
-    guided: tuple[tuple[str, Any, _Reader], ...] = (
+    others: tuple[tuple[str, Any, _Reader], ...] = (
         ("guided_json", body.guided_json, _of_schema),
         ("guided_regex", body.guided_regex, _of_regex),
         ("guided_choice", body.guided_choice, _of_choice),
         ("guided_grammar", body.guided_grammar, _of_grammar),
+        ("regex", body.regex, _of_regex),
+        ("ebnf", body.ebnf, _of_grammar),
+        ("json_schema", body.json_schema, _of_schema),
     )
-    found += [Constraint(read(value, field), field) for field, value, read in guided if value is not None]
+    found += [Constraint(read(value, field), field) for field, value, read in others if value is not None]
     if not found:
         return None
     if len(found) > 1:

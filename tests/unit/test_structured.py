@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from twinpool.bounds import MOST_GRAMMAR_CHARS
+from twinpool.coordinator.gateway.body_errors import PRIVATE_FIELDS
 from twinpool.coordinator.gateway.structured import Constraint, StructuredBody, constraint_of
 from twinpool.errors import InvalidRequest
 from twinpool.request import Grammar, GrammarKind
@@ -37,6 +38,8 @@ def read(body: dict[str, Any], *, ignore_eos: bool = False, min_tokens: int = 0)
         ),
         ({"guided_json": SCHEMA}, SCHEMA, "guided_json"),
         ({"guided_json": json.dumps(SCHEMA)}, SCHEMA, "guided_json"),
+        ({"json_schema": json.dumps(SCHEMA)}, SCHEMA, "json_schema"),
+        ({"json_schema": SCHEMA}, SCHEMA, "json_schema"),
     ],
 )  # fmt: skip
 def test_schemas(body: dict[str, Any], schema: object, field: str) -> None:
@@ -60,6 +63,15 @@ def test_schemas(body: dict[str, Any], schema: object, field: str) -> None:
 def test_other_kinds_in_both_spellings(kind: str, value: object, grammar: Grammar) -> None:
     assert read({"structured_outputs": {kind: value}}) == Constraint(grammar, f"structured_outputs.{kind}")
     assert read({f"guided_{kind}": value}) == Constraint(grammar, f"guided_{kind}")
+
+
+def test_sglangs_names() -> None:
+    assert read({"regex": "[ab]+"}) == Constraint(Grammar(GrammarKind.REGEX, "[ab]+"), "regex")
+    assert read({"ebnf": 'root ::= "a"'}) == Constraint(Grammar(GrammarKind.GBNF, 'root ::= "a"'), "ebnf")
+
+
+def test_no_error_quotes_them() -> None:
+    assert set(StructuredBody.__struct_fields__) <= PRIVATE_FIELDS
 
 
 @pytest.mark.parametrize(
