@@ -1,8 +1,8 @@
 """Structured output: what a request wants its answer's text to match, from the fields that say so.
 
-`response_format` is OpenAI's, `structured_outputs` vLLM's, the `guided_` fields are vLLM's older ones, and `regex`, `ebnf`
-and `json_schema` are SGLang's. A `Constraint` is not known to make sense yet: `GrammarChecks.checked` compiles it and
-gives the `Grammar` for `SamplingParams`. All of it is the client's own text: these fields are among `PRIVATE_FIELDS`.
+`response_format` is OpenAI's, `structured_outputs` vLLM's, the `guided_` fields are vLLM's older ones, and `regex`,
+`ebnf` and `json_schema` are SGLang's. A `Constraint` is not known to make sense yet: `GrammarChecks.checked` compiles
+it and gives the `Grammar` for `SamplingParams`. All of it is the client's own text: see `body_errors.PRIVATE_FIELDS`.
 """
 
 from __future__ import annotations
