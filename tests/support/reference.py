@@ -41,11 +41,12 @@ class Judgement:
 
 
 class Reference:
-    """The model in `transformers`, float32. Judges each different answer once."""
+    """The model in `transformers`, float32. Judges and scores each different answer once."""
 
     def __init__(self, model_dir: Path) -> None:
         self._model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32).eval()
         self._judged: dict[tuple[tuple[int, ...], tuple[int, ...]], Judgement] = {}
+        self._scored: dict[tuple[tuple[int, ...], tuple[int, ...]], list[float]] = {}
 
     def judge(self, prompt: Sequence[int], answer: Sequence[int]) -> Judgement:
         """Whether `answer` is the reference's greedy answer to `prompt`, up to near ties."""
@@ -71,10 +72,16 @@ class Reference:
             return Judgement(near_ties, fault)
         return Judgement(near_ties)
 
-    @torch.inference_mode()
     def logprobs(self, prompt: Sequence[int], answer: Sequence[int]) -> list[float]:
         """The log probability of each token of `answer` after the tokens before it."""
-        fed = torch.tensor([[*prompt, *answer[:-1]]])
+        key = (tuple(prompt), tuple(answer))
+        if key not in self._scored:
+            self._scored[key] = self._score(*key)
+        return self._scored[key]
+
+    @torch.inference_mode()
+    def _score(self, prompt: tuple[int, ...], answer: tuple[int, ...]) -> list[float]:
+        fed = torch.tensor([prompt + answer[:-1]])
         logits = self._model(input_ids=fed, use_cache=False, logits_to_keep=len(answer)).logits[0]
         chosen = logits.double().log_softmax(-1).gather(1, torch.tensor(answer)[:, None])
         found: list[float] = chosen[:, 0].tolist()
