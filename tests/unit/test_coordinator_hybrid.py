@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import msgspec
 import pytest
-from support.coordinator_core import CoreDriver, stats
+from support.coordinator_core import LAYOUT, CoreDriver, stats
 
 from twinpool.config import Role
 from twinpool.coordinator.events import PoolGivenUp
@@ -62,6 +62,33 @@ def test_an_idle_decode_worker_takes_a_prompt_that_would_wait_for_another() -> N
     split = next(p for p in others if p.way is Way.SPLIT)
     assert split.first_token_s == pytest.approx(2 * 0.010 + 0.300)
     assert driver.core.tally.counts(CoordinatorMetric.HYBRID_CHOICES) == {Way.SPLIT: 1, Way.LOCAL_PREFILL: 1}
+
+
+def test_a_whole_job_on_a_decode_worker_counts_its_prompt_once_and_moves_nothing() -> None:
+    driver = hybrids()
+    driver.submit("r0", num_prompt=200, first=1000)
+    driver.submit("r1", num_prompt=100, first=3000, max_tokens=2)
+    assert attempt_of(driver, "r1").way is Way.LOCAL_PREFILL
+    driver.report(worker_id="D", request_id="r1", num_cached=32, num_computed=68)
+    driver.token("D", 0, request_id="r1")
+    driver.token("D", 1, FinishReason.LENGTH, request_id="r1")
+    timeline = driver.core.timeline("r1")
+    assert timeline is not None
+    told = timeline.facts(driver.now, LAYOUT.block_size)
+    assert (told.num_cached_tokens, told.num_computed_tokens) == (32, 68)
+    assert (told.num_transferred_tokens, told.num_resumed) == (0, 0)
+
+
+def test_a_prompt_that_is_told_of_is_expected_to_be_computed_whole() -> None:
+    """What another request has left in the workers' caches makes no prediction of it smaller."""
+    driver = hybrids()
+    driver.submit("r0", num_prompt=100, max_tokens=1, first=1000)
+    driver.token("P", 0, FinishReason.LENGTH, request_id="r0")
+    for request_id, asked, pending in (("plain", {}, 36), ("told", {"prompt_logprobs": 0}, 100)):
+        driver.submit(request_id, num_prompt=100, first=1000, sampling=asked)
+        worker = driver.core.registry.get(attempt_of(driver, request_id).prefill_worker)
+        assert worker is not None
+        assert worker.legs[RequestKey(request_id, 1)].pending_tokens == pending
 
 
 def test_an_idle_prefill_worker_keeps_streams_when_decode_has_many() -> None:
