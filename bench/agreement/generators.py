@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,13 +20,15 @@ _LIMIT_S = 300.0
 @dataclass(frozen=True, slots=True)
 class Generator:
     """One of them. `command(program, url, model, settings, folder)` leaves a report at `report` in the folder, and
-    `figures` reads it; it raises KeyError, IndexError or TypeError if the report is none of a `known` version."""
+    `figures` reads it; it raises KeyError, IndexError or TypeError if the report is none of a `known` version. It runs
+    without the environment variables `unset`."""
 
     name: str
     known: str
     report: str
     command: Callable[[str, str, str, Settings, Path], Sequence[str]]
     figures: Callable[[Any], Figures]
+    unset: frozenset[str] = frozenset()
 
     def run(self, program: str, url: str, model: str, settings: Settings, folder: Path) -> Figures:
         """What it says of `settings` sent to `url`. Raises ConfigError if it fails, or its report has not what is
@@ -33,12 +36,13 @@ class Generator:
         report = folder / self.report
         try:
             done = subprocess.run(
-                self.command(program, url, model, settings, folder),
+                self.command(str(Path(program).absolute()), url, model, settings, folder),
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 timeout=_LIMIT_S,
                 check=False,
                 cwd=folder,
+                env={name: value for name, value in os.environ.items() if name not in self.unset},
             )
         except (OSError, subprocess.TimeoutExpired) as exc:
             raise ConfigError(f"{self.name} cannot be run: {exc}") from exc
@@ -112,6 +116,14 @@ def _aiperf_figures(report: Any) -> Figures:
 
 GUIDELLM = Generator("guidellm", "0.8", "guidellm.json", _guidellm_command, _guidellm_figures)
 """https://github.com/vllm-project/guidellm. Its inter-token latency is a request's mean gap, weighted by its gaps."""
-AIPERF = Generator("aiperf", "0.13", "profile_export_aiperf.json", _aiperf_command, _aiperf_figures)
+# Offline it would take no tokenizer from a directory, only from the hub's cache.
+AIPERF = Generator(
+    "aiperf",
+    "0.13",
+    "profile_export_aiperf.json",
+    _aiperf_command,
+    _aiperf_figures,
+    frozenset({"HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"}),
+)
 """https://github.com/ai-dynamo/aiperf. Its inter-chunk latency is each gap, its inter-token latency a mean."""
 GENERATORS = (GUIDELLM, AIPERF)
