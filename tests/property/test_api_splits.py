@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 
-import httpx
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.gateway import MODEL, ScriptedService, events, in_process, outputs, tiny_tokenizer
+from support.gateway import Stage, events, outputs, tiny_tokenizer
 
-from twinpool.coordinator.gateway.routes import create_app
 from twinpool.request import FinishReason
 
+STAGE = Stage()
 EOS = tiny_tokenizer().eos_token_ids
 TEXT = st.text(st.sampled_from("ab xy€🙂\n"), max_size=24)
 
@@ -30,16 +29,11 @@ class Got:
 
 async def ask(ids: list[int], splits: list[int], finish: FinishReason, stop: list[str], stream: bool) -> Got:
     """Asks a gateway whose coordinator answers `ids`, split at `splits`."""
-    service = ScriptedService()
-    service.script = lambda _: outputs(ids, splits, finish)
-    app = create_app(service, tiny_tokenizer(), MODEL)
     body = {
         "prompt": "a", "stop": stop or None, "stream": stream, "return_token_ids": True,
         "stream_options": {"include_usage": True} if stream else None,
     }  # fmt: skip
-    async with httpx.AsyncClient(
-        transport=in_process(app, raise_app_exceptions=True), base_url="http://gateway"
-    ) as client:
+    async with STAGE.playing(lambda _: outputs(ids, splits, finish)) as (service, client):
         response = await client.post("/v1/completions", json=body)
     told = [num_tokens for _, num_tokens in service.completed]
     if not stream:

@@ -8,7 +8,7 @@ import itertools
 import json
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from functools import cache
-from typing import Any
+from typing import Any, cast
 
 import httpx
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -16,7 +16,8 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from twinpool.coordinator.gateway.connection import CONNECTION
-from twinpool.coordinator.service import Output, RequestFacts, Submission, Take
+from twinpool.coordinator.gateway.routes import create_app
+from twinpool.coordinator.service import Output, RequestFacts, Service, Submission, Take
 from twinpool.coordinator.tenants import Allowances, Tenant
 from twinpool.engine.chat_template import ChatTemplate
 from twinpool.engine.tokenizer import Tokenizer
@@ -279,6 +280,34 @@ class ScriptedService:
                 self.changed.notify_all()
 
         self._noting = asyncio.ensure_future(notify())
+
+
+class Stage:
+    """A gateway whose scripted coordinator is another one for each play: a new gateway takes tens of milliseconds."""
+
+    def __init__(self) -> None:
+        self.service = ScriptedService()
+        self.app = create_app(cast("Service", _Onstage(self)), tiny_tokenizer(), MODEL)
+
+    @contextlib.asynccontextmanager
+    async def playing(self, script: Script) -> AsyncIterator[tuple[ScriptedService, httpx.AsyncClient]]:
+        """A new coordinator that plays `script`, and a client; every request must be settled when the block ends."""
+        self.service = ScriptedService()
+        self.service.script = script
+        transport = in_process(self.app, raise_app_exceptions=True)
+        async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
+            yield self.service, client
+        self.service.assert_settled()
+
+
+class _Onstage:
+    """Whichever coordinator is on stage."""
+
+    def __init__(self, stage: Stage) -> None:
+        self._stage = stage
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stage.service, name)
 
 
 async def _as_async(steps: Iterable[object]) -> AsyncIterator[object]:
