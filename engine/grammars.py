@@ -88,7 +88,9 @@ class Compiler:
             )
         try:
             hidden, self._special_token_ids = hide(tokenizer)
-            self._tokenizer = LLTokenizer(hidden, n_vocab=num_tokens, eos_token=list(eos_token_ids))
+            # In two pieces, because Python's other threads stand still in each.
+            whole = LLTokenizer(hidden, n_vocab=num_tokens, eos_token=list(eos_token_ids), slices=[])
+            self._tokenizer = whole.with_slices(LLTokenizer.general_slices())
         except Exception as exc:  # what it raises is not documented
             raise ModelError(f"no grammar can be followed with this model's tokenizer: {exc}") from exc
 
