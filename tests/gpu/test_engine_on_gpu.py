@@ -9,14 +9,16 @@ import pytest
 import torch
 from support.cuda import DEVICE, IS_REHEARSAL
 from support.gpu_engine import SMALL, generate, mirror_of, prompts, runner_on, tables
+from support.made_matcher import ANY, MadeMatcher
 from support.rerun import capture
 
 from twinpool.bench.engine.made_models import SMOLLM2_135M, MadeShape, make_model
-from twinpool.engine.batch import SequenceSlice, StepBatch
+from twinpool.engine.batch import Scoring, SequenceSlice, StepBatch, StepOutput
 from twinpool.engine.gpu.step_inputs import StepInputs
+from twinpool.engine.look_back import LookBack
 from twinpool.engine.model_runner import ModelRunner
 from twinpool.engine.sampler import StepSampling
-from twinpool.request import RequestKey, SamplingParams
+from twinpool.request import Job, RequestKey, SamplingParams
 
 CPU = torch.device("cpu")
 LENGTHS = (1, 17, 50) if IS_REHEARSAL else (1, 15, 16, 17, 33, 100, 5, 64)
@@ -64,6 +66,46 @@ def test_tokens_in_float32_are_the_cpus(model: Path, temperature: float) -> None
     graphs = runner.graphs = capture(runner, len(ids))
     assert generate(runner, ids, COUNT, temperature) == wanted
     assert IS_REHEARSAL or graphs.num_replayed > 15
+
+
+def test_changed_logits_and_what_is_told_of_them_are_the_cpus(model: Path) -> None:
+    """Launched kernel by kernel, and behind a graph: penalties, bias, a grammar, log probabilities, scored prompts."""
+    ids = prompts((70, 9, 33), SMALL.vocab_size)
+    wishes = (
+        SamplingParams(99, 1, temperature=0.0, repetition_penalty=1.5, frequency_penalty=0.5, logprobs=2),
+        SamplingParams(99, 2, temperature=1.0, logit_bias=((7, 4.0), (5000, 9.0)), logprobs=0),
+        SamplingParams(99, 3, temperature=1.0, grammar=ANY, presence_penalty=1.0),
+    )
+    cpu, eager, replayed = (runner_on(device, model) for device in (CPU, DEVICE, DEVICE))
+    replayed.graphs = capture(replayed, len(ids))
+    found = []
+    for runner in (cpu, eager, replayed):
+        runner.matcher = lambda _grammar: MadeMatcher(SMALL.vocab_size)  # type: ignore[method-assign]
+        jobs = [Job(str(i), 0, tuple(prompt), wishes[i], ()) for i, prompt in enumerate(ids)]
+        pasts = [LookBack.of(job) for job in jobs]
+        scoring = [Scoring(job.token_ids[1:], 1) for job in jobs]
+        where, now, starts = tables(len(ids), runner.num_blocks), ids, [0] * len(ids)
+        outputs: list[StepOutput] = []
+        for number in range(COUNT):
+            outputs.append(runner.run(StepBatch(tuple(
+                SequenceSlice(job.key, now[i], starts[i], where[i], wishes[i], (3,), pasts[i],
+                              None if number else scoring[i])
+                for i, job in enumerate(jobs)
+            ))))  # fmt: skip
+            starts = [start + len(token_ids) for start, token_ids in zip(starts, now, strict=True)]
+            now = [[outputs[-1].token_ids[job.key]] for job in jobs]
+        assert not any(output.failed for output in outputs)
+        found.append(outputs)
+    assert replayed.graphs.num_replayed == COUNT - 1
+    for outputs in found[1:]:
+        for output, wanted in zip(outputs, found[0], strict=True):
+            assert output.token_ids == wanted.token_ids
+            for key, told in wanted.logprobs.items():
+                assert output.logprobs[key].logprob == pytest.approx(told.logprob, abs=1e-3)
+                assert [token for token, _ in output.logprobs[key].top] == [token for token, _ in told.top]
+            for key, told_of in wanted.scores.items():
+                numbers = [entry.logprob for entry in output.scores[key]]
+                assert numbers == pytest.approx([entry.logprob for entry in told_of], abs=1e-3)
 
 
 @pytest.mark.skipif(IS_REHEARSAL, reason="tests/oracle compares the CPU's tokens with those of transformers")
