@@ -13,7 +13,8 @@ from twinpool.engine.logprobs import log_probabilities, rows_of, told
 from twinpool.request import RequestKey, TokenLogprobs
 
 ROWS_AT_ONCE = 64
-"""Whose logits are there together where tokens are scored: a prompt of any length takes no more memory than that."""
+"""Whose logits are there together where tokens are scored: a prompt of any length takes no more memory than that. (A
+model that runs through transformers gives all of a chunk's at once.)"""
 Scores = dict[RequestKey, tuple[TokenLogprobs, ...]]
 
 
