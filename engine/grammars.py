@@ -207,5 +207,7 @@ def in_lark(grammar: Grammar) -> Grammar:
 def _reason(error: str) -> str:
     """llguidance's error as a part of a sentence: without the lines of the grammar that it shows, and not too long."""
     lines = error.strip().splitlines() or ["for no reason that is known"]
+    if "coerce_one_of" in lines[0]:  # an option that clients do not have
+        return "oneOf is supported where its alternatives exclude each other, which these do not; use anyOf"
     told = next((line for line in lines if line.startswith("error: ")), lines[0])
     return told.removeprefix("error: ").strip()[:_MOST_REASON_CHARS]

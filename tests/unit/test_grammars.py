@@ -80,7 +80,14 @@ def matches(grammar: Grammar, text: str | Sequence[int]) -> bool:
         (
             json_schema(SCHEMA),
             ['{"name":"Ada","age":36}', '{"name": "é\\n", "age": 0}', '{\n  "name": "",\n  "age": 7\n}'],
-            ["", "{}", '{"name":"Ada","age":-1}', '{"name":"Ada"}', '{"name":"Ada","age":36} ', '{"age":1}'],
+            [
+                "",
+                "{}",
+                '{"name":"Ada","age":-1}',
+                '{"name":"Ada"}',
+                '{"name":"Ada","age":36} ',
+                '{"age":1,"name":"Ada"}',
+            ],
         ),
         (json_schema({"type": "object"}), ["{}", '{"a": [1, {"b": null}]}'], ["[]", "1", "{"]),
         (json_schema({"anyOf": [{"type": "null"}, {"const": "x"}]}), ["null", '"x"'], ['"y"', "x"]),
@@ -192,6 +199,7 @@ def test_a_special_token_is_matched_as_that_token_and_its_text_is_text() -> None
     [
         (json_schema({"type": "thing"}), "Invalid type: thing"),
         (json_schema({"not": {"type": "string"}}), 'Unimplemented keys: ["not"]'),
+        (json_schema({"oneOf": [{"type": "integer"}, {"type": "integer", "minimum": 3}]}), "use anyOf"),
         (json_schema({"$ref": "#/$defs/nowhere"}), "'/$defs/nowhere' does not exist"),
         (json_schema({"allOf": [{"type": "string"}, {"type": "null"}]}), "Unsatisfiable schema"),
         (json_schema({"type": "string", "pattern": "(?=a)b"}), "look-ahead"),
@@ -218,6 +226,39 @@ def test_what_cannot_be_followed_is_refused_with_a_reason_of_one_line(grammar: G
     assert reason in refusal.value.message
     assert "\n" not in refusal.value.message
     assert len(refusal.value.message) < 400
+
+
+def test_schemas_may_have_what_the_documentation_says_and_no_more() -> None:
+    texts = ("date", "time", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "uri", "uuid")
+    obeyed: list[dict[str, object]] = [
+        *({"type": "string", "format": name} for name in texts),
+        {"enum": [1, "a"]},
+        {"allOf": [{"type": "string"}, {"minLength": 2}], "maxLength": 3},
+        {"oneOf": [{"type": "string"}, {"type": "integer", "multipleOf": 5}]},
+        {"$ref": "#/$defs/a", "$defs": {"a": {"type": "array", "items": {"$ref": "#/$defs/a"}}}},
+        {"type": "object", "patternProperties": {"^a": {}}, "minProperties": 1, "maxProperties": 2},
+        {"type": "array", "prefixItems": [{"const": 1}], "minItems": 1, "maxItems": 2},
+        {"type": "string", "pattern": "^a+$"},
+        {"type": "number", "minimum": 0, "maximum": 9},
+        {"type": "integer", "exclusiveMinimum": 0, "exclusiveMaximum": 9},
+    ]
+    refused: list[dict[str, object]] = [
+        {"not": {}},
+        {"if": {}},
+        {"contains": {}},
+        {"uniqueItems": True},
+        {"propertyNames": {}},
+        {"dependentRequired": {}},
+        {"dependentSchemas": {}},
+        {"unevaluatedItems": False},
+        {"unevaluatedProperties": False},
+        {"type": "string", "format": "iri"},
+    ]
+    for schema in obeyed:
+        assert not matcher_of(json_schema(schema)).error
+    for schema in refused:
+        with pytest.raises(InvalidRequest):
+            matcher_of(json_schema(schema))
 
 
 def test_a_grammar_that_no_token_can_spell_is_refused() -> None:
