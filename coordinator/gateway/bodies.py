@@ -12,8 +12,7 @@ from typing import Annotated, Any, ClassVar, TypeVar
 import msgspec
 
 from twinpool.bounds import MOST_LOGPROBS
-from twinpool.coordinator.gateway.body_errors import kind_of, sentence, shown_of
-from twinpool.coordinator.gateway.body_errors import shown as shown
+from twinpool.coordinator.gateway.body_errors import kind_of, sentence, shown, shown_of
 from twinpool.coordinator.gateway.structured import StructuredBody
 from twinpool.coordinator.gateway.tools import ToolCalls, ToolChoice, Tools
 from twinpool.errors import InvalidRequest
@@ -58,7 +57,6 @@ _ONLY_CHAT: Harmless = {
 }
 _ONLY_COMPLETIONS: Harmless = {"echo": (False,)}
 
-_Positive = Annotated[int, msgspec.Meta(ge=1)]
 _NotNegative = Annotated[int, msgspec.Meta(ge=0)]
 _NumLogprobs = Annotated[int, msgspec.Meta(ge=0, le=MOST_LOGPROBS)]
 _Penalty = Annotated[float, msgspec.Meta(ge=-2, le=2)]

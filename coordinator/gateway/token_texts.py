@@ -13,8 +13,9 @@ _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 class TokenTexts:
     """Texts and bytes of one tokenizer's tokens; those that were asked for lately are remembered.
 
-    A token that is part of a character has U+FFFD for its text. Its bytes are exact where the tokenizer works on bytes:
-    as byte-level BPE does, or by byte tokens (``<0xE2>``).
+    A token's text is what it adds behind another one, with its leading space. One that is part of a character has
+    U+FFFD for its text. Its bytes are exact where the tokenizer works on bytes: as byte-level BPE does, or by byte
+    tokens (``<0xE2>``).
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -23,7 +24,12 @@ class TokenTexts:
         self.bytes = lru_cache(REMEMBERED_TOKENS)(self._bytes)
 
     def _text(self, token_id: int) -> str:
-        return self.tokenizer.decode((token_id,), skip_special_tokens=False)
+        alone = self.tokenizer.decode((token_id,), skip_special_tokens=False)
+        if _REPLACEMENT in alone:
+            return alone
+        # Decoders drop the space that a text begins with: behind itself the token has it.
+        twice = self.tokenizer.decode((token_id, token_id), skip_special_tokens=False)
+        return twice[len(alone) :]
 
     def _bytes(self, token_id: int) -> list[int]:
         text = self.text(token_id)

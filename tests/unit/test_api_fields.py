@@ -7,7 +7,7 @@ from typing import Any
 
 import httpx
 import pytest
-from support.gateway import ScriptedService, events, logprobs_of, outputs, says, tiny_tokenizer
+from support.gateway import ScriptedService, error_of, events, logprobs_of, outputs, says, tiny_tokenizer
 
 from twinpool.coordinator.gateway.token_texts import TokenTexts
 from twinpool.coordinator.gateway.whole_reply import INLINE_LOGPROBS
@@ -286,3 +286,15 @@ async def test_fields_that_nobody_has_heard_of_are_named_in_a_header(client: htt
     assert "x-twinpool-warning" not in (await client.post(CHAT, json=HELLO)).headers
     many = {f"field_{number}": 1 for number in range(500)}
     assert len((await client.post(CHAT, json=HELLO | many)).headers["x-twinpool-warning"]) <= 512
+
+
+async def test_log_probabilities_that_are_too_many_for_one_body_end_the_answer(
+    client: httpx.AsyncClient, service: ScriptedService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("twinpool.coordinator.gateway.whole_reply.MAX_LOGPROBS", 20)
+    ids = tiny_tokenizer().encode("the fox jumps over")
+    service.script = lambda _: outputs(ids * 3, range(50), FinishReason.LENGTH)
+    body = {"prompt": "a", "logprobs": 3, "n": 2}
+    error = error_of(await client.post(COMPLETIONS, json=body), 400)
+    assert "more than 20 log probabilities" in error["message"]
+    assert (await client.post(COMPLETIONS, json=body | {"stream": True})).status_code == 200
