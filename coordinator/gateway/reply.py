@@ -55,7 +55,6 @@ class Reply(Response):
         self.init_headers({"x-request-id": claim.shown_id} | self.fixed_headers | (headers or {}))
         self._strands = strands
         self._shape = shape
-        shape.usage_so_far = self._usage
         self._heading = heading
         self._limits = limits
         self._claim = claim
@@ -72,8 +71,12 @@ class Reply(Response):
         Raises:
             RequestError: the request failed before any of its answer was sent. Later ones are an error event.
         """
-        with self.held:
-            await self._run(receive, send)
+        self._shape.usage_so_far = self._usage
+        try:
+            with self.held:
+                await self._run(receive, send)
+        finally:
+            del self._shape.usage_so_far  # leaves no cycle behind, for which all objects would be looked through
 
     async def _run(self, receive: Receive, send: Send) -> None:
         self._send = send

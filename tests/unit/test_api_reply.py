@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -221,3 +223,17 @@ async def test_nothing_keeps_running_after_a_reply() -> None:
     for _ in range(3):
         await asyncio.sleep(0)
     assert asyncio.all_tasks() == before
+
+
+@pytest.mark.parametrize("kind", [StreamedReply, WholeReply])
+async def test_nothing_of_a_reply_is_left_for_the_garbage_collector(kind: type[Reply]) -> None:
+    service, connection = ScriptedService(), Connection()
+    reply = reply_to(service, kind, connection, num_choices=2)
+    await run(reply, connection)
+    alive = weakref.ref(reply)
+    gc.disable()
+    try:
+        del reply
+        assert alive() is None
+    finally:
+        gc.enable()
