@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from typing import Any
 
 import httpx
@@ -80,3 +81,20 @@ async def test_a_schema_is_private(client: httpx.AsyncClient) -> None:
     answer = await client.post(COMPLETION_ROUTE, json={**COMPLETION, "guided_choice": choices})
     assert answer.status_code == 400
     assert "secret" not in answer.text
+
+
+async def test_no_log_has_a_schema_whatever_is_wrong_with_it(
+    client: httpx.AsyncClient, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Its client is told what a compiler said of it; nobody else is."""
+    caplog.set_level(logging.DEBUG)
+    for fields in (
+        {"guided_json": {"type": "my secret"}},
+        {"guided_regex": "my secret("},
+        {"guided_grammar": "start: my secret"},
+        {"ebnf": 'root ::= "my secret'},
+    ):
+        answer = await client.post(COMPLETION_ROUTE, json={**COMPLETION, **fields})
+        assert answer.status_code == 400, answer.text
+    written = capfd.readouterr()
+    assert "secret" not in caplog.text + written.out + written.err
