@@ -105,6 +105,27 @@ async def test_more_than_may_wait_are_told_to_come_again(
     assert await checks.checked(Constraint(another, "guided_regex")) == another
 
 
+async def test_one_that_has_waited_for_long_is_told_to_come_again(
+    checks: GrammarChecks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grammar = Grammar(GrammarKind.REGEX, "late")
+    monkeypatch.setattr(grammar_checks, "WAIT_LIMIT_S", 0)
+    with pytest.raises(QueueFull, match="before this one"):
+        await checks.checked(Constraint(grammar, "guided_regex"))
+    monkeypatch.undo()
+    assert await checks.checked(Constraint(grammar, "guided_regex")) == grammar
+
+
+async def test_a_process_that_does_not_answer_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = processes()
+    checks = GrammarChecks(tiny_tokenizer())
+    monkeypatch.setattr(grammar_checks, "ANSWER_LIMIT_S", 0)
+    with pytest.raises(RequestFailed, match="does not run"):
+        await checks.checked(Constraint(FINE, "guided_json"))
+    assert processes() == before
+    checks.close()
+
+
 async def test_a_client_that_leaves_takes_nothing_from_others(checks: GrammarChecks) -> None:
     left, stays = Grammar(GrammarKind.REGEX, "left("), Grammar(GrammarKind.REGEX, "stays")
     leaving = asyncio.ensure_future(checks.checked(Constraint(left, "guided_regex")))
