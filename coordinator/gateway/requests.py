@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from twinpool.coordinator.gateway.answer import AnswerRules
 from twinpool.coordinator.gateway.conversations import Conversation
 from twinpool.coordinator.gateway.deltas import MakeParser, PlainText
-from twinpool.coordinator.gateway.structured import Constraint
+from twinpool.coordinator.gateway.structured import Constraint, refuse_too_long
 from twinpool.coordinator.gateway.tools import ToolPlan
 from twinpool.errors import ContextLengthExceeded, InvalidRequest
 from twinpool.request import Grammar, SamplingParams
@@ -116,17 +116,20 @@ class GenerationRequest:
         return frozenset() if self.tool_plan is None else self.tool_plan.shown_token_ids
 
     def with_prompt(self, text: str, grammar: Grammar | None) -> GenerationRequest:
-        """The request with what its answers are after the prompt `text`; `grammar` is its constraint's, checked."""
-        if self.tool_plan is None:
-            return self if grammar is None else replace(self, grammar=grammar)
-        make_parser = self.tool_plan.parser_after(text)
+        """The request with what its answers are after the prompt `text`; `grammar` is its constraint's, checked.
+
+        Raises:
+            InvalidRequest: as workers take it, or with the reasoning before it, the grammar has become too long.
+        """
+        make_parser: MakeParser = PlainText
+        if self.tool_plan is not None:
+            make_parser = self.tool_plan.parser_after(text)
+            grammar = None if grammar is None else self.tool_plan.answers.after_reasoning(grammar, text)
+        if grammar is not None and self.constraint is not None:
+            refuse_too_long(grammar, self.constraint.field)
         if grammar is None and make_parser is PlainText:
             return self
-        return replace(
-            self,
-            grammar=None if grammar is None else self.tool_plan.answers.after_reasoning(grammar, text),
-            make_parser=None if make_parser is PlainText else make_parser,
-        )
+        return replace(self, grammar=grammar, make_parser=None if make_parser is PlainText else make_parser)
 
     def kept_tokens(self, max_model_len: int) -> int | None:
         """How many of a prompt's last tokens count; None: all, or it is too long."""

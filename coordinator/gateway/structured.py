@@ -108,11 +108,7 @@ def constraint_of(body: StructuredBody, *, ignore_eos: bool, min_tokens: int) ->
         )
     (constraint,) = found
     refuse_contradictions(constraint.field, ignore_eos=ignore_eos, min_tokens=min_tokens)
-    if (length := len(constraint.grammar.source)) > MOST_GRAMMAR_CHARS:
-        raise InvalidRequest(
-            f"{constraint.field} is {length} characters long as a grammar; send at most {MOST_GRAMMAR_CHARS}",
-            param=constraint.field,
-        )
+    refuse_too_long(*constraint)
     return constraint
 
 
@@ -124,6 +120,13 @@ def refuse_contradictions(field: str, *, ignore_eos: bool, min_tokens: int) -> N
     if min_tokens > 0:
         message = f"min_tokens is {min_tokens}, but {field} says where the answer ends; leave out one of them"
         raise InvalidRequest(message, param="min_tokens")
+
+
+def refuse_too_long(grammar: Grammar, field: str) -> None:
+    """Raises InvalidRequest if no message to a worker has room for what `field` asks for."""
+    if (length := len(grammar.source)) > MOST_GRAMMAR_CHARS:
+        message = f"{field} is {length} characters long as a grammar; send at most {MOST_GRAMMAR_CHARS}"
+        raise InvalidRequest(message, param=field)
 
 
 def _of_response_format(wanted: ResponseFormat | None) -> list[Constraint]:

@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 from support.gateway import tiny_tokenizer
+from support.tool_answers import DEEPSEEK_R1, answers_of
 
+from twinpool.bounds import MOST_GRAMMAR_CHARS
 from twinpool.config import GatewayConfig
 from twinpool.coordinator.gateway.bodies import NOT_SUPPORTED, ChatBody, CompletionBody
 from twinpool.coordinator.gateway.conversations import Conversation
@@ -15,7 +17,7 @@ from twinpool.coordinator.gateway.parsing import parse_chat, parse_completion
 from twinpool.coordinator.gateway.tools import AnswerFormat
 from twinpool.errors import ContextLengthExceeded, InvalidRequest
 from twinpool.messages import Generate, decode, encode
-from twinpool.request import Job
+from twinpool.request import Grammar, GrammarKind, Job
 
 ANSWERS = AnswerFormat.of(tiny_tokenizer(), GatewayConfig())
 
@@ -322,6 +324,22 @@ def test_of_a_long_prompt_as_much_is_kept_as_was_asked() -> None:
 def test_arguments_of_the_template_cannot_replace_the_servers() -> None:
     with pytest.raises(InvalidRequest, match="chat_template_kwargs has messages"):
         chat(chat_template_kwargs={"messages": []})
+
+
+def test_a_grammar_that_has_outgrown_what_a_message_holds_is_refused() -> None:
+    in_lark = Grammar(GrammarKind.LARK, "a" * (MOST_GRAMMAR_CHARS + 1))
+    written_out = Grammar(GrammarKind.REGEX, "/" * (MOST_GRAMMAR_CHARS // 2))  # each is escaped in Lark
+    thinking = json.dumps(
+        {"messages": [{"role": "user", "content": "x"}], "regex": written_out.source}
+    ).encode()
+    for request, prompt, grammar, field in (
+        (completion(ebnf='root ::= "a"'), "x", in_lark, "ebnf"),
+        (parse_chat(thinking, answers_of(DEEPSEEK_R1)), "<think>\n", written_out, "regex"),
+    ):
+        with pytest.raises(InvalidRequest, match="characters long as a grammar") as refused:
+            request.with_prompt(prompt, grammar)
+        assert refused.value.param == field
+    assert parse_chat(thinking, answers_of(None)).with_prompt("x", written_out).grammar == written_out
 
 
 def test_the_output_limit_has_two_names() -> None:

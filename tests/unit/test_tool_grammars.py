@@ -180,6 +180,17 @@ def test_reasoning_may_come_before_any_grammar_and_only_there(grammar: Grammar, 
                 assert not accepts(tokenizer, whole, tokenizer.encode(answer)), (prompt, answer)
 
 
+def test_white_space_in_json_is_bounded_behind_reasoning_too() -> None:
+    tokenizer = MODELS["qwen"]
+    schema = Grammar(
+        GrammarKind.JSON_SCHEMA, '{"type": "array", "x-guidance": {"whitespace_pattern": "[ ]+"}}'
+    )
+    whole = AnswerFormat.of(tokenizer, GatewayConfig()).after_reasoning(schema, "<think>\n")
+    for space, is_fine in ((" ", True), ("  ", False)):
+        answer = tokenizer.encode(f"Hm.\n</think>\n\n[1,{space}2]")
+        assert accepts(tokenizer, whole, answer) == is_fine
+
+
 def test_what_cannot_be_enforced_is_an_error_for_strict_functions_only() -> None:
     tokenizer = MODELS["qwen"]
     compiler = Compiler(tokenizer.backend.to_str(), tokenizer.vocab_size, tokenizer.eos_token_ids)

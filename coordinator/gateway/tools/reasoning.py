@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from typing import ClassVar
@@ -9,6 +10,7 @@ from typing import ClassVar
 from twinpool.coordinator.gateway.deltas import Delta, DeltaParser, Reasoning
 from twinpool.coordinator.gateway.tools.call_grammar import mark
 from twinpool.coordinator.gateway.tools.reader import SPACE, Steps, TextReader
+from twinpool.engine import lark
 from twinpool.errors import InvariantViolation
 from twinpool.request import Grammar, GrammarKind
 
@@ -121,7 +123,7 @@ def _embedded(grammar: Grammar) -> str:
     """The grammar as an expression of Lark."""
     match grammar.kind:
         case GrammarKind.JSON_SCHEMA:
-            return f"%json {grammar.source}"
+            return lark.json_value(json.loads(grammar.source))
         case GrammarKind.REGEX:
             return f"/{_SPELLED.sub(_spelled, grammar.source)}/"
         case GrammarKind.LARK:
