@@ -7,6 +7,7 @@ heard of is ignored, and told of. Every refusal is one sentence that says the fi
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from itertools import islice
 from typing import Annotated, Any, ClassVar, TypeVar
 
 import msgspec
@@ -26,6 +27,9 @@ MAX_TEMPERATURE = 1e6
 """Far beyond where all tokens are equally likely; what workers are told ends there."""
 MAX_REPETITION_PENALTY = 1e6
 MAX_PRIORITY = 1000
+MAX_NAMES = 16
+MAX_NAME_CHARS = 64
+"""Of fields that nobody has heard of: so many are told of."""
 
 Harmless = Mapping[str, tuple[object, ...]]
 """Fields that would change the answer if they were obeyed, and the values, besides null, that ask for nothing."""
@@ -209,6 +213,8 @@ def check_body(raw: dict[str, Any], kind: type[Body]) -> Body:
 
 
 def ignored_fields(raw: Iterable[str], kind: type[msgspec.Struct]) -> tuple[str, ...]:
-    """Which of a body's fields this route has never heard of: nothing is done with them."""
+    """Which of a body's fields this route has never heard of: nothing is done with them. The first ones, and of long
+    names the beginning."""
     known = {*kind.__struct_fields__, *getattr(kind, "not_supported", {})}
-    return tuple(field for field in raw if field not in known)
+    unknown = (field[:MAX_NAME_CHARS] for field in raw if field not in known)
+    return tuple(islice(unknown, MAX_NAMES))

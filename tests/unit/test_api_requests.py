@@ -227,6 +227,8 @@ def test_fields_that_change_nothing_are_taken() -> None:
 def test_fields_that_nobody_has_heard_of_are_named() -> None:
     assert completion(made_up=1, other=None).warnings == ("ignored fields: made_up, other",)
     assert chat(made_up=1, echo=None).warnings == ("ignored fields: made_up",)
+    (many,) = completion(**{f"{number:>03}" + "x" * 10_000: 1 for number in range(1000)}).warnings
+    assert (many.count("x"), many.count(",")) == (16 * 61, 15)
 
 
 @pytest.mark.parametrize("kind", [ChatBody, CompletionBody])
