@@ -10,11 +10,10 @@ from twinpool.coordinator.gateway.answer import Piece
 from twinpool.coordinator.gateway.deltas import (
     Content,
     Delta,
-    DeltaParser,
-    PlainText,
     Reasoning,
     ToolCallArguments,
     ToolCallBegin,
+    read,
 )
 from twinpool.coordinator.gateway.openai_shape import OpenAIChoice, OpenAIShape, stop_reason
 from twinpool.request import FinishReason
@@ -31,19 +30,8 @@ class ChatShape(OpenAIShape):
         """A new writer of that choice."""
         return ChatChoice(self, index)
 
-    def parser(self) -> DeltaParser:
-        """A new reader of one choice's text."""
-        return PlainText() if self.wanted.make_parser is None else self.wanted.make_parser()
-
-    def prompt_ids(self) -> dict[str, Any]:
-        """The field `prompt_token_ids`, if it was asked for."""
-        if not self.wanted.return_token_ids:
-            return {}
-        return {"prompt_token_ids": self.heading.prompts[0].token_ids}
-
     def _whole_choice(self, index: int, answer: Piece) -> dict[str, Any]:
-        parser = self.parser()
-        said = _joined([*parser.add(answer.text), *parser.finish()])
+        said = _joined(read(self.wanted.parser(), answer.text, is_last=True))
         calls = said.pop("tool_calls", [])
         content = said.pop("content", None if calls else "")
         message = {"role": "assistant", "content": content, "refusal": None, **said}
@@ -60,7 +48,7 @@ class ChatShape(OpenAIShape):
         }
 
     def _whole_extra(self, answers: Sequence[Piece]) -> dict[str, Any]:
-        return {**self.prompt_ids(), **self.prompt_logprobs(0, answers[0])}
+        return {**self.prompt_ids(0), **self.prompt_logprobs(0, answers[0])}
 
 
 class ChatChoice(OpenAIChoice):
@@ -68,15 +56,14 @@ class ChatChoice(OpenAIChoice):
 
     def __init__(self, shape: ChatShape, index: int) -> None:
         super().__init__(shape, index, has_only_text=shape.wanted.make_parser is None)
-        self._chat = shape
-        self._parser = shape.parser()
+        self._parser = shape.wanted.parser()
         self._has_calls = False
 
     def opening(self, first: Piece) -> bytes:  # noqa: ARG002  # nothing of it is shown here
         """The role, and the prompt's token ids, if they were asked for."""
         return self._shape.chunk(
             self._saying({"role": "assistant", "content": ""}),
-            self._chat.prompt_ids() if self._index == 0 else None,
+            self._shape.prompt_ids(0) if self._index == 0 else None,
         )
 
     def ending(self, last: Piece) -> bytes:
@@ -85,9 +72,7 @@ class ChatChoice(OpenAIChoice):
         return self._shape.chunk(self._saying({}) | {"finish_reason": reason} | stop_reason(last))
 
     def _said(self, piece: Piece) -> dict[str, Any] | None:
-        deltas = self._parser.add(piece.text) if piece.text else []
-        if piece.finish is not None:
-            deltas = [*deltas, *self._parser.finish()]
+        deltas = read(self._parser, piece.text, is_last=piece.finish is not None)
         self._has_calls |= any(isinstance(delta, ToolCallBegin) for delta in deltas)
         return self._saying(_joined(deltas)) if deltas else None
 

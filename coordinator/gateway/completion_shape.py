@@ -59,12 +59,6 @@ class CompletionShape(OpenAIShape):
         offsets = (*echo.text_offsets, *(len(echo.text) + offset for offset in answer.text_offsets))
         return self.writer.completion(token_ids, logprobs, offsets, num_top)
 
-    def prompt_ids(self, index: int) -> dict[str, Any]:
-        """The field `prompt_token_ids`, if it was asked for."""
-        if not self.wanted.return_token_ids:
-            return {}
-        return {"prompt_token_ids": self.heading.prompt_of(index).token_ids}
-
     def _whole_choice(self, index: int, answer: Piece) -> dict[str, Any]:
         echo = self.echo(index)
         ids = {"token_ids": answer.token_ids} if self.wanted.return_token_ids else {}

@@ -72,3 +72,9 @@ class PlainText:
     def finish(self) -> list[Delta]:
         """Nothing is held back."""
         return []
+
+
+def read(parser: DeltaParser, text: str, *, is_last: bool) -> list[Delta]:
+    """The deltas of the next part of an answer's text; of the last part, what was held back too."""
+    deltas = parser.add(text) if text else []
+    return [*deltas, *parser.finish()] if is_last else deltas

@@ -61,6 +61,12 @@ class OpenAIShape(Shape):
         }
         return to_json(body)
 
+    def prompt_ids(self, index: int) -> dict[str, Any]:
+        """The field `prompt_token_ids` of the prompt that choice `index` answers, if it was asked for."""
+        if not self.wanted.return_token_ids:
+            return {}
+        return {"prompt_token_ids": self.heading.prompt_of(index).token_ids}
+
     def prompt_logprobs(self, index: int, answer: Piece) -> dict[str, Any]:
         """The field `prompt_logprobs` of the prompt that choice `index` answers, if it was asked for."""
         num_top = self.wanted.num_prompt_logprobs

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from twinpool.coordinator.gateway.answer import AnswerRules
 from twinpool.coordinator.gateway.conversations import Conversation
-from twinpool.coordinator.gateway.deltas import MakeParser, PlainText
+from twinpool.coordinator.gateway.deltas import DeltaParser, MakeParser, PlainText
 from twinpool.coordinator.gateway.structured import Constraint, refuse_too_long
 from twinpool.coordinator.gateway.tools import ToolPlan
 from twinpool.errors import ContextLengthExceeded, InvalidRequest
@@ -130,6 +130,10 @@ class GenerationRequest:
         if grammar is None and make_parser is PlainText:
             return self
         return replace(self, grammar=grammar, make_parser=None if make_parser is PlainText else make_parser)
+
+    def parser(self) -> DeltaParser:
+        """A new reader of one answer's text."""
+        return PlainText() if self.make_parser is None else self.make_parser()
 
     def kept_tokens(self, max_model_len: int) -> int | None:
         """How many of a prompt's last tokens count; None: all, or it is too long."""

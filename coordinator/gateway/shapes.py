@@ -89,3 +89,33 @@ class Shape(ABC):
     def error_event(self, error: RequestError) -> bytes:
         """What ends a stream that failed. Nothing follows it."""
         return b"data: " + error_json(error) + b"\n\n"
+
+
+class OneChoiceShape(Shape):
+    """How an answer is written on routes that give one: its pieces go to the shape itself."""
+
+    def choice(self, index: int) -> ChoiceShape:  # noqa: ARG002  # there is one
+        """The writer of the only choice."""
+        return _OnlyChoice(self)
+
+    @abstractmethod
+    def opening(self) -> bytes:
+        """The events before those of the first piece."""
+
+    @abstractmethod
+    def add(self, piece: Piece) -> bytes:
+        """The events of the next piece, the last one among them."""
+
+
+class _OnlyChoice(ChoiceShape):
+    def __init__(self, shape: OneChoiceShape) -> None:
+        self._shape = shape
+
+    def opening(self, first: Piece) -> bytes:  # noqa: ARG002  # nothing of it is shown here
+        return self._shape.opening()
+
+    def delta(self, piece: Piece) -> bytes:
+        return self._shape.add(piece)
+
+    def ending(self, last: Piece) -> bytes:  # noqa: ARG002  # the closing says it
+        return b""

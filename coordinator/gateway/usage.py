@@ -14,7 +14,7 @@ class Usage:
     """Tokens of all prompts (each once, however many answers it gets) and of all answers.
 
     `firsts` are the facts of each prompt's first answer, which computed the prompt; `all_facts` those of every answer.
-    Both are empty if they are not known (any more), or while the answers go on.
+    Both are empty if those of any answer are not known (any more).
     """
 
     num_prompt: int
@@ -36,13 +36,16 @@ class Usage:
         }
         if (cached := self.num_cached) is not None:
             usage["prompt_tokens_details"] = {"cached_tokens": cached}
-        if with_facts and self.all_facts:
-            usage["twinpool"] = self._facts_json()
+        if with_facts and (facts := self.facts_as_json()) is not None:
+            usage["twinpool"] = facts
         return usage
 
-    def _facts_json(self) -> dict[str, Any]:
-        """Times are the longest of any answer, as they all ran at once; tokens transferred and resumes add up."""
+    def facts_as_json(self) -> dict[str, Any] | None:
+        """Our own block of the usage, None if nothing is known of the answers. Times are the longest of any, as they
+        all ran at once; tokens transferred and resumes add up."""
         every = self.all_facts
+        if not every:
+            return None
         return {
             "queue_ms": _ms(max(facts.queue_s for facts in every)),
             "prefill_ms": _ms(max(facts.prefill_s for facts in every)),

@@ -10,10 +10,9 @@ import msgspec
 
 from twinpool.coordinator.gateway.blocks import Block, BlockKind, BlockWriter
 from twinpool.coordinator.gateway.messages_api.errors import error_object
+from twinpool.coordinator.gateway.shapes import to_json
 from twinpool.errors import RequestError
 from twinpool.request import FinishReason
-
-to_json = msgspec.json.Encoder().encode
 
 BROKEN_INPUT = "INVALID_JSON"
 """The one name of a tool's input whose JSON breaks off: Anthropic's own advice for handing such an input on."""

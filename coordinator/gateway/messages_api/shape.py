@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from twinpool.coordinator.gateway.answer import Piece
-from twinpool.coordinator.gateway.deltas import PlainText
+from twinpool.coordinator.gateway.deltas import read
 from twinpool.coordinator.gateway.messages_api.events import MessageEnd, MessageWriter, PromptUsage
-from twinpool.coordinator.gateway.shapes import ChoiceShape, Heading, Shape
+from twinpool.coordinator.gateway.shapes import Heading, OneChoiceShape
 from twinpool.coordinator.gateway.usage import Usage
 from twinpool.errors import RequestError
 from twinpool.request import FinishReason
 
 
-class MessagesShape(Shape):
+class MessagesShape(OneChoiceShape):
     """One message, in one choice."""
 
     id_prefix = "msg"
@@ -21,12 +21,8 @@ class MessagesShape(Shape):
     def __init__(self, heading: Heading) -> None:
         self._wanted = heading.wanted
         self._message = MessageWriter(heading.request_id, heading.model)
-        self._parser = (heading.wanted.make_parser or PlainText)()
+        self._parser = heading.wanted.parser()
         self._last = Piece("", (), 0)
-
-    def choice(self, index: int) -> ChoiceShape:  # noqa: ARG002  # there is one
-        """The writer of the only choice."""
-        return _MessageChoice(self)
 
     def opening(self) -> bytes:
         """The events before the first block."""
@@ -34,9 +30,8 @@ class MessagesShape(Shape):
 
     def add(self, piece: Piece) -> bytes:
         """The events of the next piece, the last one among them."""
-        deltas = self._parser.add(piece.text) if piece.text else []
+        deltas = read(self._parser, piece.text, is_last=piece.finish is not None)
         if piece.finish is not None:
-            deltas = [*deltas, *self._parser.finish()]
             self._last = piece
         return self._message.add(deltas)
 
@@ -62,19 +57,5 @@ class MessagesShape(Shape):
         )
 
     def _prompt_usage(self, usage: Usage) -> PromptUsage:
-        facts = usage.as_json(with_facts=self._wanted.wants_facts).get("twinpool")
+        facts = usage.facts_as_json() if self._wanted.wants_facts else None
         return PromptUsage(usage.num_prompt, usage.num_cached or 0, facts)
-
-
-class _MessageChoice(ChoiceShape):
-    def __init__(self, shape: MessagesShape) -> None:
-        self._shape = shape
-
-    def opening(self, first: Piece) -> bytes:  # noqa: ARG002  # nothing of it is shown here
-        return self._shape.opening()
-
-    def delta(self, piece: Piece) -> bytes:
-        return self._shape.add(piece)
-
-    def ending(self, last: Piece) -> bytes:  # noqa: ARG002  # the closing says it
-        return b""

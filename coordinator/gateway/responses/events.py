@@ -8,15 +8,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import msgspec
-
 from twinpool.coordinator.gateway.blocks import Block, BlockKind, BlockWriter
 from twinpool.coordinator.gateway.deltas import Delta
 from twinpool.coordinator.gateway.responses.body import ResponsesBody
 from twinpool.coordinator.gateway.responses.output import ResponseUsage, echo, error, item, item_id, part
+from twinpool.coordinator.gateway.shapes import to_json
 from twinpool.errors import RequestError
-
-to_json = msgspec.json.Encoder().encode
 
 _TEXT_EVENTS = {
     BlockKind.TEXT: "response.output_text",

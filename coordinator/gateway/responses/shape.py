@@ -6,18 +6,18 @@ from collections.abc import Sequence
 from typing import Any
 
 from twinpool.coordinator.gateway.answer import Piece
-from twinpool.coordinator.gateway.deltas import PlainText
+from twinpool.coordinator.gateway.deltas import read
 from twinpool.coordinator.gateway.logprobs import LogprobsWriter
 from twinpool.coordinator.gateway.responses.body import ResponsesBody
 from twinpool.coordinator.gateway.responses.events import ResponseWriter
 from twinpool.coordinator.gateway.responses.output import ResponseUsage
-from twinpool.coordinator.gateway.shapes import ChoiceShape, Heading, Shape
+from twinpool.coordinator.gateway.shapes import Heading, OneChoiceShape
 from twinpool.coordinator.gateway.usage import Usage
 from twinpool.errors import RequestError
 from twinpool.request import FinishReason
 
 
-class ResponsesShape(Shape):
+class ResponsesShape(OneChoiceShape):
     """One response: what `body` asks for, in one choice."""
 
     id_prefix = "resp"
@@ -26,12 +26,8 @@ class ResponsesShape(Shape):
         self._wanted = heading.wanted
         self._response = ResponseWriter(body, heading.request_id, heading.model, heading.created)
         self._logprobs = LogprobsWriter(heading.texts, as_ids=heading.wanted.names_tokens_by_id)
-        self._parser = (heading.wanted.make_parser or PlainText)()
+        self._parser = heading.wanted.parser()
         self._is_cut = False
-
-    def choice(self, index: int) -> ChoiceShape:  # noqa: ARG002  # there is one
-        """The writer of the only choice."""
-        return _ResponseChoice(self)
 
     def opening(self) -> bytes:
         """The events before the first item."""
@@ -39,9 +35,8 @@ class ResponsesShape(Shape):
 
     def add(self, piece: Piece) -> bytes:
         """The events of the next piece, the last one among them."""
-        deltas = self._parser.add(piece.text) if piece.text else []
+        deltas = read(self._parser, piece.text, is_last=piece.finish is not None)
         if piece.finish is not None:
-            deltas = [*deltas, *self._parser.finish()]
             self._is_cut = piece.finish is FinishReason.LENGTH
         return self._response.piece(deltas, self._logprob_entries(piece))
 
@@ -70,19 +65,5 @@ class ResponsesShape(Shape):
             num_cached=usage.num_cached or 0,
             num_output=usage.num_output,
             num_reasoning=self._response.num_reasoning(usage.num_output),
-            facts=usage.as_json(with_facts=self._wanted.wants_facts).get("twinpool"),
+            facts=usage.facts_as_json() if self._wanted.wants_facts else None,
         )
-
-
-class _ResponseChoice(ChoiceShape):
-    def __init__(self, shape: ResponsesShape) -> None:
-        self._shape = shape
-
-    def opening(self, first: Piece) -> bytes:  # noqa: ARG002  # nothing of it is shown here
-        return self._shape.opening()
-
-    def delta(self, piece: Piece) -> bytes:
-        return self._shape.add(piece)
-
-    def ending(self, last: Piece) -> bytes:  # noqa: ARG002  # the closing says it
-        return b""
