@@ -28,8 +28,12 @@ class Conversation:
 
     @property
     def num_chars(self) -> int:
-        """Characters of all messages, about."""
-        return sum(_num_chars(value) for message in self.messages for value in message.values())
+        """Characters of what the template is given, about."""
+        given = (
+            *self.template_arguments.values(),
+            *(v for message in self.messages for v in message.values()),
+        )
+        return sum(map(_num_chars, given))
 
     def render(self, tokenizer: Tokenizer) -> str:
         """The whole conversation as one text, special tokens included.

@@ -38,21 +38,13 @@ class PromptReader:
             InvalidRequest: one is empty or has ids that are none, or the chat template refuses the messages.
         """
         for prompt in wanted.prompts:
-            self._check(prompt, wanted, context)
+            if isinstance(prompt, Conversation) and len(prompt.messages) > context:
+                # A template is rendered in Python, about 100,000 messages in a second: not those that cannot fit.
+                found = f"there are {len(prompt.messages)} messages; {context} tokens hold fewer, so leave some out"
+                raise ContextLengthExceeded(found, param=wanted.prompt_field)
         if sum(map(_num_chars, wanted.prompts)) <= INLINE_CHARS:
             return self._read(wanted, context)
         return await asyncio.to_thread(self._read, wanted, context)
-
-    def _check(self, prompt: WrittenPrompt, wanted: GenerationRequest, context: int) -> None:
-        if isinstance(prompt, tuple):
-            check_token_ids("prompt", prompt, self._tokenizer.vocab_size)
-        elif isinstance(prompt, Conversation) and len(prompt.messages) > context:
-            # A template is rendered in Python, about 100,000 messages in a second: not those that cannot fit.
-            message = (
-                f"there are {len(prompt.messages)} messages, and this model's maximum context length is {context} "
-                "tokens, which hold fewer; leave some out"
-            )
-            raise ContextLengthExceeded(message, param=wanted.prompt_field)
 
     def _read(self, wanted: GenerationRequest, context: int) -> tuple[Prompt, ...]:
         return tuple(self._read_one(prompt, wanted, context) for prompt in wanted.prompts)
@@ -70,6 +62,8 @@ class PromptReader:
                 "tokens; shorten it"
             )
             raise ContextLengthExceeded(found, param=wanted.prompt_field)
+        if isinstance(written, tuple):
+            check_token_ids("prompt", prompt.token_ids, self._tokenizer.vocab_size)
         return prompt
 
     def _tokenized(self, written: WrittenPrompt, wanted: GenerationRequest, context: int) -> Prompt:
