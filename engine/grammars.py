@@ -11,6 +11,7 @@ worker hears of it.
 from __future__ import annotations
 
 import json
+import re
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
@@ -34,6 +35,7 @@ MOST_READY = 64
 LOAD_LIMIT_S = 60.0
 _MOST_REASON_CHARS = 200
 _DEAD_END = "no token of the model goes on with what the grammar asks for"
+_TOO_COMPLEX = re.compile(r"too many|items; max is", re.IGNORECASE)
 _LIMITS = LLParserLimits(max_lexer_states=50_000, verbose_errors=False)
 """A state of the lexer takes 1 to 2 kB, and each sequence has its own. Errors never quote grammar or answer."""
 
@@ -56,8 +58,28 @@ class Matcher:
 
     def accept(self, token_id: int) -> None:
         """The answer goes on with this token, which the last mask allowed; the end is a token, too."""
-        if not self.error and not self._matcher.consume_token(token_id):
+        if self.error or self._matcher.consume_token(token_id):
+            return
+        reason = _reason(self._matcher.get_error())
+        if _TOO_COMPLEX.search(reason):
+            self.error = f"the grammar is too complex to go on with: {reason}"
+        else:  # what llguidance says of it may quote the answer
             self.error = "the answer has a token that the grammar does not allow"
+
+    def try_token(self) -> None:
+        """Goes on with some token that is allowed, if one but the end is: some grammars are only then too complex.
+
+        Raises:
+            InvalidRequest: this one is.
+        """
+        token_ids = np.flatnonzero(np.unpackbits(self.mask().view(np.uint8), bitorder="little"))
+        if self.error or not len(token_ids):
+            return
+        self.accept(int(token_ids[len(token_ids) // 2]))
+        if not self.is_stopped:
+            self.mask()
+        if self.error and self.error != _DEAD_END:
+            raise InvalidRequest(self.error)
 
     def mask(self) -> Mask:
         """Which tokens may follow: where the grammar is complete, those that end an answer are among them, and nowhere
@@ -92,7 +114,8 @@ class Compiler:
             whole = LLTokenizer(hidden, n_vocab=num_tokens, eos_token=list(eos_token_ids), slices=[])
             self._tokenizer = whole.with_slices(LLTokenizer.general_slices())
         except Exception as exc:  # what it raises is not documented
-            raise ModelError(f"no grammar can be followed with this model's tokenizer: {exc}") from exc
+            reason = _reason(str(exc))[:80]
+            raise ModelError(f"no grammar can be followed with this model's tokenizer: {reason}") from exc
 
     def compile(self, grammar: Grammar) -> Matcher:
         """A new matcher at the grammar's beginning, in 1 to 3 ms for a usual one. No two share anything: what
@@ -121,7 +144,10 @@ class Compiler:
                     raise InvalidRequest(f"the schema is no JSON, or nested too deeply: {exc}") from exc
                 if not isinstance(schema, dict):
                     raise InvalidRequest("the schema is no JSON object")
-                return LLMatcher.grammar_from_json_schema(lark.bounded(schema))
+                try:
+                    return LLMatcher.grammar_from_json_schema(lark.bounded(schema))
+                except ValueError as exc:  # of integers that 64 bits do not hold
+                    raise InvalidRequest("the schema has a number that is out of range") from exc
             case GrammarKind.REGEX:
                 return LLMatcher.grammar_from_regex(grammar.source)
             case GrammarKind.LARK | GrammarKind.GBNF:

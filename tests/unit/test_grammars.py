@@ -12,7 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.gateway import tiny_tokenizer
+from support.made_tokenizers import metaspace, wordpiece
 
+from twinpool.coordinator.gateway.structured import MOST_CHOICES
 from twinpool.engine import grammars as grammars_module
 from twinpool.engine import lark
 from twinpool.engine.grammars import MOST_READY, Compiler, Grammars, LLParserLimits, Matcher, in_lark
@@ -204,6 +206,7 @@ def test_a_special_token_is_matched_as_that_token_and_its_text_is_text() -> None
         (json_schema({"allOf": [{"type": "string"}, {"type": "null"}]}), "Unsatisfiable schema"),
         (json_schema({"type": "string", "pattern": "(?=a)b"}), "look-ahead"),
         (json_schema([1]), "no JSON object"),
+        (json_schema({"type": "integer", "minimum": 10**20}), "a number that is out of range"),
         (Grammar(GrammarKind.JSON_SCHEMA, '{} }, {"lark_grammar": "start: /a/"'), "no JSON"),
         (Grammar(GrammarKind.JSON_SCHEMA, "[" * 100_000), "nested too deeply"),
         (json_schema(json.loads('{"items":' * 500 + "{}" + "}" * 500)), "recursion limit"),
@@ -226,6 +229,36 @@ def test_what_cannot_be_followed_is_refused_with_a_reason_of_one_line(grammar: G
     assert reason in refusal.value.message
     assert "\n" not in refusal.value.message
     assert len(refusal.value.message) < 400
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        'start: "a" start',
+        'start: "a"{1000000}',
+        "start: " + " | ".join(f'"a{i}" x' for i in range(2500)) + '\nx: "x"',
+    ],
+)
+def test_a_grammar_that_is_too_complex_behind_its_first_token_is_found_by_trying_one(source: str) -> None:
+    matcher = matcher_of(written_in_lark(source))
+    with pytest.raises(InvalidRequest, match="too complex to go on with"):
+        matcher.try_token()
+
+
+def test_as_a_terminal_a_choice_may_have_as_many_alternatives_as_a_request_may_name() -> None:
+    choices = [f"choice number {number}" for number in range(MOST_CHOICES)]
+    grammar = written_in_lark(f"start: CHOICE\nCHOICE: {lark.one_of(choices)}")
+    assert matches(grammar, choices[-1])
+    assert not matches(grammar, f"choice number {MOST_CHOICES}")
+
+
+@pytest.mark.parametrize(
+    "grammar", [regex("()"), regex("a?"), written_in_lark('start: "a"'), json_schema({})]
+)
+def test_others_pass_that_trial(grammar: Grammar) -> None:
+    matcher = matcher_of(grammar)
+    matcher.try_token()
+    assert not matcher.error
 
 
 def test_schemas_may_have_what_the_documentation_says_and_no_more() -> None:
@@ -284,8 +317,9 @@ def test_gbnf_becomes_lark_and_everything_else_stays_as_it_is() -> None:
 
 
 def test_a_tokenizer_that_cannot_be_used_and_a_model_without_an_end_are_named() -> None:
-    with pytest.raises(ModelError, match="with this model's tokenizer"):
-        Compiler("{}", 10, (1,))
+    for tokenizer in ("{}", metaspace().to_str(), wordpiece().to_str()):
+        with pytest.raises(ModelError, match="with this model's tokenizer"):
+            Compiler(tokenizer, 1000, (1,))
     with pytest.raises(ModelError, match="no token that ends an answer"):
         Compiler(tiny_tokenizer().backend.to_str(), NUM_LOGITS, ())
 
