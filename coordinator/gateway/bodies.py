@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar, TypeVar
 
 import msgspec
 
-from twinpool.bounds import MOST_LOGPROBS
+from twinpool.bounds import Factor, Fraction, NumLogprobs, Penalty, Temperature
 from twinpool.coordinator.gateway.body_errors import kind_of, sentence, shown, shown_of
 from twinpool.coordinator.gateway.structured import StructuredBody
 from twinpool.coordinator.gateway.tools import ToolCalls, ToolChoice, Tools
@@ -23,9 +23,6 @@ MAX_CHOICES = 128
 MAX_STOP_STRINGS = 64
 MAX_STOP_TOKEN_IDS = 1024
 MAX_BIASES = 1024
-MAX_TEMPERATURE = 1e6
-"""Far beyond where all tokens are equally likely; what workers are told ends there."""
-MAX_REPETITION_PENALTY = 1e6
 MAX_PRIORITY = 1000
 MAX_NAMES = 16
 MAX_NAME_CHARS = 64
@@ -62,8 +59,6 @@ _ONLY_CHAT: Harmless = {
 _ONLY_COMPLETIONS: Harmless = {"echo": (False,)}
 
 _NotNegative = Annotated[int, msgspec.Meta(ge=0)]
-_NumLogprobs = Annotated[int, msgspec.Meta(ge=0, le=MOST_LOGPROBS)]
-_Penalty = Annotated[float, msgspec.Meta(ge=-2, le=2)]
 _Choices = Annotated[int, msgspec.Meta(ge=1, le=MAX_CHOICES)]
 
 
@@ -87,21 +82,21 @@ class GenerationBody(StructuredBody, frozen=True, kw_only=True):
     max_tokens: _NotNegative | None = None
     max_completion_tokens: _NotNegative | None = None
     min_tokens: _NotNegative | None = None
-    temperature: Annotated[float, msgspec.Meta(ge=0, le=MAX_TEMPERATURE)] | None = None
+    temperature: Temperature | None = None
     top_p: Annotated[float, msgspec.Meta(gt=0, le=1)] | None = None
     top_k: Annotated[int, msgspec.Meta(ge=-1)] | None = None
-    min_p: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
+    min_p: Fraction | None = None
     seed: Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)] | None = None
-    presence_penalty: _Penalty | None = None
-    frequency_penalty: _Penalty | None = None
-    repetition_penalty: Annotated[float, msgspec.Meta(gt=0, le=MAX_REPETITION_PENALTY)] | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    repetition_penalty: Factor | None = None
     logit_bias: Annotated[dict[str, float], msgspec.Meta(max_length=MAX_BIASES)] | None = None
     ignore_eos: bool | None = None
     stop: str | Annotated[list[str], msgspec.Meta(max_length=MAX_STOP_STRINGS)] | None = None
     stop_token_ids: Annotated[list[_NotNegative], msgspec.Meta(max_length=MAX_STOP_TOKEN_IDS)] | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
-    prompt_logprobs: _NumLogprobs | None = None
+    prompt_logprobs: NumLogprobs | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
     truncate_prompt_tokens: Annotated[int, msgspec.Meta(ge=-1)] | None = None
@@ -128,7 +123,7 @@ class CompletionBody(GenerationBody, frozen=True, kw_only=True):
 
     prompt: str | list[str | _NotNegative | list[_NotNegative]]
     echo: bool | None = None
-    logprobs: _NumLogprobs | bool | None = None
+    logprobs: NumLogprobs | bool | None = None
 
 
 class ContentPart(msgspec.Struct, frozen=True):
@@ -158,7 +153,7 @@ class ChatBody(GenerationBody, frozen=True, kw_only=True):
 
     messages: Annotated[list[ChatMessage], msgspec.Meta(min_length=1)]
     logprobs: bool | None = None
-    top_logprobs: _NumLogprobs | None = None
+    top_logprobs: NumLogprobs | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
@@ -171,15 +166,6 @@ class ChatBody(GenerationBody, frozen=True, kw_only=True):
 
 
 Body = TypeVar("Body", bound=msgspec.Struct)
-
-
-def read_body(data: bytes, kind: type[Body]) -> Body:
-    """Decodes and checks one body.
-
-    Raises:
-        InvalidRequest: bad JSON, a wrong type or value, or a field that is not supported.
-    """
-    return check_body(read_object(data), kind)
 
 
 def read_object(data: bytes) -> dict[str, Any]:
@@ -212,9 +198,12 @@ def check_body(raw: dict[str, Any], kind: type[Body]) -> Body:
         raise sentence(str(exc), raw) from exc
 
 
-def ignored_fields(raw: Iterable[str], kind: type[msgspec.Struct]) -> tuple[str, ...]:
-    """Which of a body's fields this route has never heard of: nothing is done with them. The first ones, and of long
-    names the beginning."""
+def warnings_of(
+    raw: Iterable[str], kind: type[msgspec.Struct], without_effect: Iterable[str] = ()
+) -> tuple[str, ...]:
+    """What a client is told of fields that nothing is done with: those `without_effect`, and those that this route has
+    never heard of, the first ones, and of long names the beginning."""
     known = {*kind.__struct_fields__, *getattr(kind, "not_supported", {})}
     unknown = (field[:MAX_NAME_CHARS] for field in raw if field not in known)
-    return tuple(islice(unknown, MAX_NAMES))
+    ignored = [*islice(unknown, MAX_NAMES), *without_effect]
+    return (f"ignored fields: {', '.join(ignored)}",) if ignored else ()

@@ -6,14 +6,15 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from twinpool.bounds import MOST_LOGPROBS
 from twinpool.coordinator.gateway.bodies import (
     MAX_CHOICES,
     ChatBody,
     CompletionBody,
     GenerationBody,
     check_body,
-    ignored_fields,
     read_object,
+    warnings_of,
 )
 from twinpool.coordinator.gateway.body_errors import shown
 from twinpool.coordinator.gateway.conversations import conversation
@@ -38,7 +39,8 @@ def parse_completion(data: bytes) -> GenerationRequest:
     body = check_body(raw, CompletionBody)
     if body.logprobs is True:
         message = (
-            "logprobs is true; it must be how many of the likeliest tokens to tell beside each, from 0 to 20"
+            "logprobs is true; it must be how many of the likeliest tokens to tell beside each, "
+            f"from 0 to {MOST_LOGPROBS}"
         )
         raise InvalidRequest(message, param="logprobs")
     num_logprobs = None if body.logprobs is False else body.logprobs
@@ -50,7 +52,7 @@ def parse_completion(data: bytes) -> GenerationRequest:
         default_max_tokens=COMPLETION_MAX_TOKENS,
         **_common(body, len(prompts), may_be_prompt_only=bool(body.echo)),
         add_special_tokens=body.add_special_tokens is not False,
-        warnings=_warnings(ignored_fields(raw, CompletionBody)),
+        warnings=warnings_of(raw, CompletionBody),
     )
 
 
@@ -82,7 +84,7 @@ def chat_request(raw: dict[str, Any], answers: AnswerFormat) -> GenerationReques
         tool_plan=tool_plan,
         num_logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         add_special_tokens=bool(body.add_special_tokens),
-        warnings=_warnings(ignored_fields(raw, ChatBody)),
+        warnings=warnings_of(raw, ChatBody),
     )
 
 
@@ -225,7 +227,3 @@ def _completion_prompts(prompt: str | list[Any]) -> tuple[str | tuple[int, ...],
         "of one prompt",
         param="prompt",
     )
-
-
-def _warnings(ignored: tuple[str, ...]) -> tuple[str, ...]:
-    return (f"ignored fields: {', '.join(ignored)}",) if ignored else ()

@@ -38,7 +38,7 @@ _METHODS = ["GET", "POST"]
 
 
 def mount_unserved(app: FastAPI) -> None:
-    """Has `app` say of each of these routes that it is not served, in whatever way it is asked for."""
+    """Has `app` say of each of these routes, to GET and POST, that it is not served."""
     for path, what in UNSERVED.items():
         app.add_api_route(path, _refusal(what), methods=_METHODS, include_in_schema=False)
 

@@ -6,13 +6,12 @@ from typing import Annotated, Any
 
 import msgspec
 
-from twinpool.coordinator.gateway.bodies import check_body
+from twinpool.coordinator.gateway.bodies import MAX_STOP_STRINGS, check_body
 from twinpool.coordinator.gateway.body_errors import shown
 from twinpool.coordinator.gateway.extensions import ExtensionFields
 from twinpool.coordinator.gateway.messages_api.turns import ContentBlock, Turn, chat_messages, system_text
 from twinpool.errors import InvalidRequest
 
-MOST_STOP_SEQUENCES = 64
 THINKING = ("enabled", "adaptive", "between_tools", "disabled")
 
 
@@ -63,7 +62,7 @@ class MessagesBody(ExtensionFields, frozen=True, kw_only=True):
     model: str | None = None
     max_tokens: Annotated[int, msgspec.Meta(ge=1)] | None = None
     system: str | list[ContentBlock] | None = None
-    stop_sequences: Annotated[list[str], msgspec.Meta(max_length=MOST_STOP_SEQUENCES)] | None = None
+    stop_sequences: Annotated[list[str], msgspec.Meta(max_length=MAX_STOP_STRINGS)] | None = None
     stream: bool | None = None
     temperature: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
     top_p: float | None = None

@@ -7,7 +7,7 @@ from functools import partial
 
 from fastapi import FastAPI, Request, Response
 
-from twinpool.coordinator.gateway.bodies import ignored_fields, read_object
+from twinpool.coordinator.gateway.bodies import read_object, warnings_of
 from twinpool.coordinator.gateway.docs import body_schema, generation_schema
 from twinpool.coordinator.gateway.field_names import FieldNames
 from twinpool.coordinator.gateway.generation import Generator
@@ -62,6 +62,5 @@ def parse_messages(data: bytes, answers: AnswerFormat, *, for_answer: bool = Tru
     answer may be. Raises InvalidRequest."""
     raw = read_object(data)
     body = check_messages(raw, for_answer=for_answer)
-    ignored = [*ignored_fields(raw, MessagesBody), *body.without_effect]
-    warnings = (f"ignored fields: {', '.join(ignored)}",) if ignored else ()
+    warnings = warnings_of(raw, MessagesBody, body.without_effect)
     return replace(chat_request(as_chat(body), answers), warnings=warnings)

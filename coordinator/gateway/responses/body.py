@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import msgspec
 
+from twinpool.bounds import NumLogprobs
 from twinpool.coordinator.gateway.bodies import check_body
 from twinpool.coordinator.gateway.body_errors import shown
 from twinpool.coordinator.gateway.extensions import ExtensionFields
@@ -95,7 +96,7 @@ class ResponsesBody(ExtensionFields, frozen=True, kw_only=True):
     top_p: float | None = None
     top_k: int | None = None
     stop: str | list[str] | None = None
-    top_logprobs: Annotated[int, msgspec.Meta(ge=0, le=20)] | None = None
+    top_logprobs: NumLogprobs | None = None
     include: list[str] | None = None
     text: TextConfig | None = None
     reasoning: ReasoningConfig | None = None

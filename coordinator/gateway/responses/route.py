@@ -8,7 +8,7 @@ from http import HTTPStatus
 from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
 
-from twinpool.coordinator.gateway.bodies import ignored_fields, read_object
+from twinpool.coordinator.gateway.bodies import read_object, warnings_of
 from twinpool.coordinator.gateway.docs import body_schema, generation_schema
 from twinpool.coordinator.gateway.field_names import FieldNames
 from twinpool.coordinator.gateway.generation import Generator
@@ -77,9 +77,8 @@ def parse_responses(data: bytes, answers: AnswerFormat) -> tuple[ResponsesBody, 
     """Reads the body of `/v1/responses`, to a model whose answers are `answers`. Raises InvalidRequest."""
     raw = read_object(data)
     body = check_responses(raw)
-    ignored = ignored_fields(raw, ResponsesBody)
-    warnings = (f"ignored fields: {', '.join(ignored)}",) if ignored else ()
-    return body, replace(chat_request(as_chat(body), answers), warnings=warnings)
+    wanted = chat_request(as_chat(body), answers)
+    return body, replace(wanted, warnings=warnings_of(raw, ResponsesBody))
 
 
 class _Exchange:

@@ -3,19 +3,17 @@ a name, `[ARGS]` and the arguments."""
 
 from __future__ import annotations
 
-import string
 from collections.abc import Collection, Mapping, Sequence
 
 from twinpool.coordinator.gateway.tools.call_grammar import arguments_of, either, mark, objects
 from twinpool.coordinator.gateway.tools.call_parser import Call, CallParser
 from twinpool.coordinator.gateway.tools.fields import FunctionDefinition
 from twinpool.coordinator.gateway.tools.reader import SPACE, Steps
-from twinpool.coordinator.gateway.tools.tool_format import ToolFormat, random_id
+from twinpool.coordinator.gateway.tools.tool_format import OF_IDS, ToolFormat, random_id
 from twinpool.engine import lark
 
 MARK, CALL_ID, ARGS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
-_OF_IDS = string.ascii_letters + string.digits
-_OF_NAMES = _OF_IDS + "_-."
+_OF_NAMES = OF_IDS + "_-."
 _ID_CHARS = 9
 
 
@@ -109,4 +107,4 @@ class MistralFormat(ToolFormat):
 
     def id_for_template(self, call_id: str) -> str:
         """The last nine letters and digits of an id from elsewhere."""
-        return "".join(char for char in call_id if char in _OF_IDS)[-_ID_CHARS:]
+        return "".join(char for char in call_id if char in OF_IDS)[-_ID_CHARS:]

@@ -11,12 +11,13 @@ from typing import ClassVar
 from twinpool.coordinator.gateway.tools.call_parser import CallParser
 from twinpool.coordinator.gateway.tools.fields import FunctionDefinition
 
-_OF_IDS = string.ascii_letters + string.digits
+OF_IDS = string.ascii_letters + string.digits
+"""What ids of calls are made of."""
 
 
 def random_id(num_chars: int) -> str:
     """So many letters and digits that nobody can guess."""
-    return "".join(secrets.choice(_OF_IDS) for _ in range(num_chars))
+    return "".join(secrets.choice(OF_IDS) for _ in range(num_chars))
 
 
 class ToolFormat(ABC):
