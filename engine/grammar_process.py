@@ -42,7 +42,7 @@ def judge(compiler: Compiler, grammar: Grammar) -> Verdict:
     """Compiles `grammar`."""
     try:
         plain = in_lark(grammar)
-        compiler.compile(plain)
+        compiler.compile(plain).try_token()
     except InvalidRequest as exc:
         return Verdict("", "", str(exc))
     return Verdict(plain.kind, plain.source, "")

@@ -73,7 +73,7 @@ class Matcher:
             InvalidRequest: this one is.
         """
         token_ids = np.flatnonzero(np.unpackbits(self.mask().view(np.uint8), bitorder="little"))
-        if self.error or not len(token_ids):
+        if not len(token_ids):
             return
         self.accept(int(token_ids[len(token_ids) // 2]))
         if not self.is_stopped:

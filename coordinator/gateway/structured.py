@@ -193,7 +193,8 @@ def _of_regex(value: str, field: str) -> Grammar:
 
 def _of_choice(value: list[str], field: str) -> Grammar:
     del field
-    return Grammar(GrammarKind.LARK, f"start: {lark.one_of(value)}")
+    # A terminal of its own: of what a rule may be at one place, the parser follows 2,000 at most.
+    return Grammar(GrammarKind.LARK, f"start: CHOICE\nCHOICE: {lark.one_of(value)}")
 
 
 def _of_grammar(value: str, field: str) -> Grammar:

@@ -53,7 +53,7 @@ def test_schemas(body: dict[str, Any], schema: object, field: str) -> None:
     ("kind", "value", "grammar"),
     [
         ("regex", "[ab]+", Grammar(GrammarKind.REGEX, "[ab]+")),
-        ("choice", ["yes", 'n"o'], Grammar(GrammarKind.LARK, r'start: "yes" | "n\"o"')),
+        ("choice", ["yes", 'n"o'], Grammar(GrammarKind.LARK, 'start: CHOICE\nCHOICE: "yes" | "n\\"o"')),
         ("grammar", 'start: "a"', Grammar(GrammarKind.LARK, 'start: "a"')),
         ("grammar", '%llguidance {}\nstart: "a::=b"', Grammar(GrammarKind.LARK, '%llguidance {}\nstart: "a::=b"')),
         ("grammar", 'root ::= "a"', Grammar(GrammarKind.GBNF, 'root ::= "a"')),
