@@ -23,11 +23,10 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import psutil
@@ -40,7 +39,7 @@ from twinpool.bench.program import EXIT_BROKEN, EXIT_HELD, EXIT_INTERRUPTED, EXI
 from twinpool.bench.scripted_worker import MAX_MODEL_LEN, ScriptedWorker
 from twinpool.bench.server_under_test import ServerFault
 from twinpool.bench.serving.answer import StreamedAnswer
-from twinpool.bench.serving.distributions import distribution
+from twinpool.bench.serving.distributions import Distribution, distribution
 from twinpool.bench.serving.record import Ending
 from twinpool.errors import TwinpoolError
 from twinpool.join_token import VARIABLE, JoinToken
@@ -66,6 +65,7 @@ class Stream(StreamedAnswer):
         self.is_over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def over(self) -> None:
+        """Nothing more will come."""
         if not self.is_over.done():
             self.is_over.set_result(None)
 
@@ -209,7 +209,7 @@ async def _until_ready(client: Client) -> None:
         await asyncio.sleep(0.02)
 
 
-async def _phase(process: psutil.Process, doing: Any) -> Phase:
+async def _phase(process: psutil.Process, doing: Awaitable[None]) -> Phase:
     """Runs a phase, and lets its last tokens arrive."""
     before, begins_at = process.cpu_times(), time.monotonic()
     await doing
@@ -310,7 +310,7 @@ def _added_s(worker: ScriptedWorker, streams: Sequence[Stream], phase: Phase) ->
     ]
 
 
-def _milliseconds(values: Any) -> dict[str, float]:
+def _milliseconds(values: Distribution) -> dict[str, float]:
     return {
         f"{name} (ms)": getattr(values, field) * 1e3
         for name, field in (("median", "p50"), ("p90", "p90"), ("p99", "p99"), ("most", "max"))

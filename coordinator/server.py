@@ -229,8 +229,7 @@ class Coordinator:
 
     def facts(self, request_id: str) -> RequestFacts:
         """What became of a running or recent request. Raises UnknownRequest."""
-        terms = self._core.registry.terms
-        return self._known(request_id).facts(self.now(), terms.layout.block_size if terms else 1)
+        return self._known(request_id).facts(self.now(), self._core.block_size)
 
     def timeline(self, request_id: str) -> Mapping[str, Any]:
         """The stages of a running or recent request. Raises UnknownRequest."""

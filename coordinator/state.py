@@ -185,10 +185,14 @@ class CoordinatorCore:
         """The timeline of a live or recent request."""
         return self._clients.timeline(request_id)
 
+    @property
+    def block_size(self) -> int:
+        """Tokens of a KV block; 1 while no worker has joined."""
+        return 1 if (terms := self.registry.terms) is None else terms.layout.block_size
+
     def ended(self, now: float, settle_s: float) -> list[EndedRequest]:
         """What is to be recorded of requests that ended `settle_s` ago or earlier, each once."""
-        terms = self.registry.terms
-        return self._custody.ended.due(now, terms.layout.block_size if terms else 1, settle_s)
+        return self._custody.ended.due(now, self.block_size, settle_s)
 
     # ── dispatch ────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -12,6 +12,8 @@ import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from twinpool.engine import lark
+
 _NOBODY_WRITES = "\U0010fffe"
 _IN_ANGLES = re.compile(r"<(?!0x)[^<>\s]*>")
 """An added token with such a name is a special one for llguidance, whatever its tokenizer says of it."""
@@ -53,7 +55,7 @@ def by_number(source: str, token_ids: Mapping[str, int]) -> str:
 
     def replaced(found: re.Match[str]) -> str:
         token_id = token_ids.get(found[0])
-        return found[0] if token_id is None else f"<[{token_id}]>"
+        return found[0] if token_id is None else lark.token(token_id)
 
     return _IN_LARK.sub(replaced, source)
 

@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar, TypeVar
 
 import msgspec
 
-from twinpool.bounds import Factor, Fraction, NumLogprobs, Penalty, Temperature
+from twinpool.bounds import MOST_BIASES, Factor, Fraction, NumLogprobs, Penalty, Temperature
 from twinpool.coordinator.gateway.body_errors import kind_of, sentence, shown, shown_of
 from twinpool.coordinator.gateway.structured import StructuredBody
 from twinpool.coordinator.gateway.tools import ToolCalls, ToolChoice, Tools
@@ -22,7 +22,6 @@ MAX_CHOICES = 128
 """Answers that one request may ask for: `n` of each prompt."""
 MAX_STOP_STRINGS = 64
 MAX_STOP_TOKEN_IDS = 1024
-MAX_BIASES = 1024
 MAX_PRIORITY = 1000
 MAX_NAMES = 16
 MAX_NAME_CHARS = 64
@@ -90,7 +89,7 @@ class GenerationBody(StructuredBody, frozen=True, kw_only=True):
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     repetition_penalty: Factor | None = None
-    logit_bias: Annotated[dict[str, float], msgspec.Meta(max_length=MAX_BIASES)] | None = None
+    logit_bias: Annotated[dict[str, float], msgspec.Meta(max_length=MOST_BIASES)] | None = None
     ignore_eos: bool | None = None
     stop: str | Annotated[list[str], msgspec.Meta(max_length=MAX_STOP_STRINGS)] | None = None
     stop_token_ids: Annotated[list[_NotNegative], msgspec.Meta(max_length=MAX_STOP_TOKEN_IDS)] | None = None

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from twinpool.bounds import MOST_LOGPROBS
+from twinpool.bounds import MOST_BIAS, MOST_LOGPROBS
 from twinpool.coordinator.gateway.bodies import (
     MAX_CHOICES,
     ChatBody,
@@ -25,7 +25,6 @@ from twinpool.errors import InvalidRequest
 
 MIN_TEMPERATURE = 1e-3
 """Below it, 0 apart, logits divided by the temperature leave float32's range."""
-MAX_BIAS = 100
 _BIAS_KEY_CHARS = 10
 
 
@@ -203,9 +202,9 @@ def _biases(biases: Mapping[str, float]) -> tuple[tuple[int, float], ...]:
         if not (key.isascii() and key.isdecimal() and len(key) <= _BIAS_KEY_CHARS):
             message = f"logit_bias has the key {shown(key)}; its keys must be token ids, as strings"
             raise InvalidRequest(message, param="logit_bias")
-        if not -MAX_BIAS <= bias <= MAX_BIAS:
+        if not -MOST_BIAS <= bias <= MOST_BIAS:
             raise InvalidRequest(
-                f"logit_bias of token {key} is {bias}; it must be from -{MAX_BIAS} to {MAX_BIAS}",
+                f"logit_bias of token {key} is {bias}; it must be from -{MOST_BIAS} to {MOST_BIAS}",
                 param="logit_bias",
             )
     return tuple({int(key): bias for key, bias in biases.items()}.items())

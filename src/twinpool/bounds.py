@@ -28,6 +28,9 @@ MOST_LOGPROBS = 20
 MOST_PROMPT_LOGPROBS = 1 << 18
 """Log probabilities of one prompt's tokens and of the likeliest at each place. They are one message, of some 4 MB, and
 while it is read (0.1 s) no other is."""
+MOST_BIAS = 100
+MOST_BIASES = 1024
+"""Token ids to whose logits something is added."""
 MOST_GRAMMAR_CHARS = 1 << 18
 LEAST_LOGPROB = -9999.0
 """What minus infinity is told as, which JSON has no word for; as in vLLM."""
@@ -59,14 +62,14 @@ Fraction = Annotated[float, Meta(ge=0, le=1)]
 Temperature = Annotated[float, Meta(ge=0, le=1e6)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 Factor = Annotated[float, Meta(gt=0, le=1e6)]
-Bias = Annotated[float, Meta(ge=-100, le=100)]
+Bias = Annotated[float, Meta(ge=-MOST_BIAS, le=MOST_BIAS)]
 Logprob = Annotated[float, Meta(ge=LEAST_LOGPROB, le=0)]
 TopLogprobs = Annotated[tuple[tuple[Count, Logprob], ...], Meta(max_length=MOST_LOGPROBS)]
 NumLogprobs = Annotated[int, Meta(ge=0, le=MOST_LOGPROBS)]
 GrammarSource = Annotated[str, Meta(min_length=1, max_length=MOST_GRAMMAR_CHARS)]
 
 TokenIds = Annotated[tuple[Count, ...], Meta(max_length=MOST_IDS)]
-Biases = Annotated[tuple[tuple[Count, Bias], ...], Meta(max_length=1024)]
+Biases = Annotated[tuple[tuple[Count, Bias], ...], Meta(max_length=MOST_BIASES)]
 BlockIds = Annotated[tuple[Count, ...], Meta(max_length=MOST_IDS)]
 Digests = Annotated[tuple[Bits64, ...], Meta(max_length=MOST_IDS)]
 Fences = Annotated[tuple[Fence, ...], Meta(max_length=MOST_JOBS)]
