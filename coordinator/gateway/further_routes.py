@@ -7,7 +7,7 @@ from fastapi import FastAPI
 from twinpool.coordinator.gateway.generation import Generator
 from twinpool.coordinator.gateway.messages_api.route import Messages
 from twinpool.coordinator.gateway.responses.route import Responses
-from twinpool.coordinator.gateway.tokenizing import PromptCounter, TextCoder, Tokenizing
+from twinpool.coordinator.gateway.tokenizing import PromptCounter, Tokenizing
 from twinpool.coordinator.gateway.unserved import mount_unserved
 from twinpool.coordinator.service import Service
 from twinpool.engine.tokenizer import Tokenizer
@@ -15,9 +15,8 @@ from twinpool.engine.tokenizer import Tokenizer
 
 def mount_further_routes(app: FastAPI, service: Service, tokenizer: Tokenizer, generator: Generator) -> None:
     """Adds them all to `app`."""
-    coder = TextCoder(tokenizer)
-    counter = PromptCounter(service, generator, coder)
+    counter = PromptCounter(service, generator)
     Responses(generator, counter).mount(app)
     Messages(generator, counter).mount(app)
-    Tokenizing(service, generator, coder).mount(app)
+    Tokenizing(service, generator, tokenizer).mount(app)
     mount_unserved(app)

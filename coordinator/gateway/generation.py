@@ -7,7 +7,6 @@ per choice and carries their outputs to the client (`reply`, `strand`, `answer`,
 
 from __future__ import annotations
 
-import asyncio
 import math
 import re
 import time
@@ -48,8 +47,6 @@ from twinpool.errors import DuplicateRequest, ModelNotFound
 from twinpool.metrics import GatewayMetric
 from twinpool.request import SamplingParams
 
-INLINE_BYTES = 64 << 10
-"""Bodies up to here are parsed on the event loop, in about a millisecond; longer ones in a thread."""
 WARNING_HEADER = "x-twinpool-warning"
 USAGE_HEADER = "x-twinpool-usage"
 MAX_WARNING_CHARS = 512
@@ -137,8 +134,7 @@ class Generator:
         received_at = service.now()
         header_timeout_s = parse_timeout_header(request.headers.get("x-request-timeout"))
         with self.bodies.reading() as body:
-            raw = await body.read(request)
-            wanted = parse(raw) if len(raw) <= INLINE_BYTES else await asyncio.to_thread(parse, raw)
+            wanted = await body.parse(request, parse)
             if request.headers.get(USAGE_HEADER, "").lower() in ("1", "true"):
                 wanted = replace(wanted, wants_facts=True, include_usage=wanted.stream)
             self.check_model(wanted.model)

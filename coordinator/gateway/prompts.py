@@ -38,19 +38,34 @@ class PromptReader:
             InvalidRequest: one is empty or has ids that are none, or the chat template refuses the messages.
         """
         for prompt in wanted.prompts:
-            if isinstance(prompt, Conversation) and len(prompt.messages) > context:
-                # A template is rendered in Python, about 100,000 messages in a second: not those that cannot fit.
-                found = f"there are {len(prompt.messages)} messages; {context} tokens hold fewer, so leave some out"
-                raise ContextLengthExceeded(found, param=wanted.prompt_field)
+            _refuse_crowd(prompt, context)
         if sum(map(_num_chars, wanted.prompts)) <= INLINE_CHARS:
             return self._read(wanted, context)
         return await asyncio.to_thread(self._read, wanted, context)
+
+    async def encode(
+        self, written: str | Conversation, context: int, *, add_special_tokens: bool
+    ) -> tuple[int, ...]:
+        """The token ids of what is not to be answered, however many; in a context of `context` tokens.
+
+        Raises:
+            ContextLengthExceeded: it is longer than any text that the context could hold.
+            InvalidRequest: the chat template refuses the messages.
+        """
+        _refuse_crowd(written, context)
+        if _num_chars(written) <= INLINE_CHARS:
+            return self._encoded(written, context, add_special_tokens).token_ids
+        prompt = await asyncio.to_thread(self._encoded, written, context, add_special_tokens)
+        return prompt.token_ids
 
     def _read(self, wanted: GenerationRequest, context: int) -> tuple[Prompt, ...]:
         return tuple(self._read_one(prompt, wanted, context) for prompt in wanted.prompts)
 
     def _read_one(self, written: WrittenPrompt, wanted: GenerationRequest, context: int) -> Prompt:
-        prompt = self._tokenized(written, wanted, context)
+        if isinstance(written, tuple):
+            prompt = Prompt(written)
+        else:
+            prompt = self._encoded(written, context, wanted.add_special_tokens)
         if not prompt.token_ids:
             raise InvalidRequest("prompt is empty; send at least one token", param=wanted.prompt_field)
         kept = wanted.kept_tokens(context)
@@ -66,9 +81,7 @@ class PromptReader:
             check_token_ids("prompt", prompt.token_ids, self._tokenizer.vocab_size)
         return prompt
 
-    def _tokenized(self, written: WrittenPrompt, wanted: GenerationRequest, context: int) -> Prompt:
-        if isinstance(written, tuple):
-            return Prompt(written)
+    def _encoded(self, written: str | Conversation, context: int, add_special_tokens: bool) -> Prompt:
         text = written.render(self._tokenizer) if isinstance(written, Conversation) else written
         # Tokenizing takes about a second per million characters: not for a text that cannot fit.
         if len(text) > context * self._longest_token:
@@ -76,13 +89,23 @@ class PromptReader:
                 f"the prompt has {len(text)} characters, and this model's maximum context length is {context} tokens, "
                 "which hold less; shorten it"
             )
-            raise ContextLengthExceeded(message, param=wanted.prompt_field)
-        return Prompt(tuple(self._tokenizer.encode(text, wanted.add_special_tokens)), text)
+            raise ContextLengthExceeded(message, param=_field(written))
+        return Prompt(tuple(self._tokenizer.encode(text, add_special_tokens)), text)
 
 
 def total_tokens(prompts: Sequence[Prompt]) -> int:
     """Tokens of all prompts together."""
     return sum(len(prompt.token_ids) for prompt in prompts)
+
+
+def _refuse_crowd(written: WrittenPrompt, context: int) -> None:
+    # A template is rendered in Python, about 100,000 messages in a second: not those that cannot fit.
+    if isinstance(written, Conversation) and len(written.messages) > context:
+        found = (
+            f"there are {len(written.messages)} messages, and this model's maximum context length is {context} tokens, "
+            "which hold fewer; leave some out"
+        )
+        raise ContextLengthExceeded(found, param=_field(written))
 
 
 def _num_chars(prompt: WrittenPrompt) -> int:
@@ -93,3 +116,7 @@ def _num_chars(prompt: WrittenPrompt) -> int:
             return prompt.num_chars
         case _:
             return 0
+
+
+def _field(written: WrittenPrompt) -> str:
+    return "messages" if isinstance(written, Conversation) else "prompt"

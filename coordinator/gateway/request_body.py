@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http import HTTPStatus
+from typing import TypeVar
 
 from fastapi import Request
 
@@ -13,11 +14,15 @@ from twinpool.config import GatewayConfig
 from twinpool.coordinator.gateway.error_answers import HttpError
 from twinpool.errors import BodyTooLarge, QueueFull
 
+INLINE_BYTES = 64 << 10
+"""Bodies up to here are parsed on the event loop, in about a millisecond; longer ones in a thread."""
 SLOWEST_BYTES_PER_S = 64 << 10
 """A body may take `body_timeout_s`, and the time that its bytes take at this rate."""
 BODIES_AT_ONCE = 16
 """Bodies of the largest size that may be held at the same time."""
 RETRY_AFTER_S = 1.0
+
+Parsed = TypeVar("Parsed")
 
 
 class BodyReader:
@@ -52,6 +57,11 @@ class BodyInHand:
         self._reader = reader
         self._limits = limits
         self.size = 0
+
+    async def parse(self, request: Request, parse: Callable[[bytes], Parsed]) -> Parsed:
+        """What `parse` makes of all of it, perhaps in a thread. Raises what `read` and `parse` do."""
+        data = await self.read(request)
+        return parse(data) if len(data) <= INLINE_BYTES else await asyncio.to_thread(parse, data)
 
     async def read(self, request: Request) -> bytes:
         """All of it.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Annotated, Any, TypeVar
 
@@ -13,15 +13,14 @@ from fastapi import FastAPI, Request, Response
 from twinpool.coordinator.gateway.bodies import check_body, read_object
 from twinpool.coordinator.gateway.conversations import Conversation
 from twinpool.coordinator.gateway.docs import body_schema
-from twinpool.coordinator.gateway.generation import INLINE_BYTES, Generator, Parse
+from twinpool.coordinator.gateway.generation import Generator, Parse
 from twinpool.coordinator.gateway.parsing import chat_request
-from twinpool.coordinator.gateway.prompts import INLINE_CHARS
 from twinpool.coordinator.gateway.requests import check_token_ids
 from twinpool.coordinator.gateway.shapes import to_json
 from twinpool.coordinator.gateway.tools import AnswerFormat
 from twinpool.coordinator.service import Service
 from twinpool.engine.tokenizer import Tokenizer
-from twinpool.errors import ContextLengthExceeded, InvalidRequest
+from twinpool.errors import InvalidRequest
 
 INLINE_TOKENS = 4096
 """Token ids up to here are made text on the event loop, in about a millisecond; more of them in a thread."""
@@ -77,60 +76,33 @@ def read_detokenize(data: bytes) -> DetokenizeBody:
     return check_body(read_object(data), DetokenizeBody)
 
 
-class TextCoder:
-    """One model's tokenizer for a server that has other things to do: what takes long is done in a thread."""
+class Detokenizer:
+    """Makes text of token ids, with one model's tokenizer: of many in a thread."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._longest_token = tokenizer.longest_token
 
-    async def encode(
-        self, written: str | Conversation, context: int, *, add_special_tokens: bool
-    ) -> list[int]:
-        """The token ids of a text, or of a conversation as the model's chat template writes it.
-
-        Raises:
-            ContextLengthExceeded: it is longer than any text that a context of `context` tokens could hold.
-            InvalidRequest: the chat template refuses the messages.
-        """
-        num_chars = len(written) if isinstance(written, str) else written.num_chars
-        if num_chars <= INLINE_CHARS:
-            return self._encode(written, context, add_special_tokens)
-        return await asyncio.to_thread(self._encode, written, context, add_special_tokens)
-
-    async def decode(self, token_ids: list[int]) -> str:
+    async def decode(self, token_ids: Sequence[int]) -> str:
         """Their text, special tokens included. Raises InvalidRequest if one is no token of the model."""
         check_token_ids("tokens", token_ids, self._tokenizer.vocab_size)
         if len(token_ids) <= INLINE_TOKENS:
             return self._decode(token_ids)
         return await asyncio.to_thread(self._decode, token_ids)
 
-    def token_strs(self, token_ids: list[int]) -> list[str]:
+    def token_strs(self, token_ids: Sequence[int]) -> list[str]:
         """Each token as the vocabulary has it."""
         return [self._tokenizer.backend.id_to_token(token_id) or "" for token_id in token_ids]
 
-    def _encode(self, written: str | Conversation, context: int, add_special_tokens: bool) -> list[int]:
-        is_text = isinstance(written, str)
-        text = written if isinstance(written, str) else written.render(self._tokenizer)
-        if len(text) > context * self._longest_token:
-            message = (
-                f"the prompt has {len(text)} characters, and this model's maximum context length is {context} tokens, "
-                "which hold less; shorten it"
-            )
-            raise ContextLengthExceeded(message, param="prompt" if is_text else "messages")
-        return self._tokenizer.encode(text, add_special_tokens)
-
-    def _decode(self, token_ids: list[int]) -> str:
+    def _decode(self, token_ids: Sequence[int]) -> str:
         return self._tokenizer.decode(token_ids, skip_special_tokens=False)
 
 
 class PromptCounter:
-    """Counts the tokens of prompts that are not to be answered, however many the context holds."""
+    """Counts the tokens of prompts that are not to be answered."""
 
-    def __init__(self, service: Service, generator: Generator, coder: TextCoder) -> None:
+    def __init__(self, service: Service, generator: Generator) -> None:
         self._service = service
         self._generator = generator
-        self._coder = coder
 
     async def count(self, request: Request, parse: Parse) -> int:
         """How many tokens the prompt of this chat request has. Raises RequestError."""
@@ -138,17 +110,17 @@ class PromptCounter:
         self._generator.check_model(wanted.model)
         (written,) = wanted.prompts
         assert isinstance(written, Conversation), "a chat has a conversation"
-        special = wanted.add_special_tokens
-        return len(await self._coder.encode(written, self._service.max_model_len, add_special_tokens=special))
+        context, special = self._service.max_model_len, wanted.add_special_tokens
+        return len(await self._generator.prompts.encode(written, context, add_special_tokens=special))
 
 
 class Tokenizing:
     """The routes."""
 
-    def __init__(self, service: Service, generator: Generator, coder: TextCoder) -> None:
+    def __init__(self, service: Service, generator: Generator, tokenizer: Tokenizer) -> None:
         self._service = service
         self._generator = generator
-        self._coder = coder
+        self._detokenizer = Detokenizer(tokenizer)
 
     def mount(self, app: FastAPI) -> None:
         """Adds them to `app`."""
@@ -166,12 +138,12 @@ class Tokenizing:
         context = self._service.max_model_len
         adds = body.add_special_tokens
         special = isinstance(written, str) if adds is None else adds
-        token_ids = await self._coder.encode(written, context, add_special_tokens=special)
+        token_ids = await self._generator.prompts.encode(written, context, add_special_tokens=special)
         answer = {
             "count": len(token_ids),
             "max_model_len": context,
             "tokens": token_ids,
-            "token_strs": self._coder.token_strs(token_ids) if body.return_token_strs else None,
+            "token_strs": self._detokenizer.token_strs(token_ids) if body.return_token_strs else None,
         }
         return Response(to_json(answer), media_type="application/json")
 
@@ -179,12 +151,11 @@ class Tokenizing:
         """The text of token ids, special tokens included."""
         body = await read_request(self._generator, request, read_detokenize)
         self._generator.check_model(body.model)
-        text = await self._coder.decode(body.tokens)
+        text = await self._detokenizer.decode(body.tokens)
         return Response(to_json({"prompt": text}), media_type="application/json")
 
 
 async def read_request(generator: Generator, request: Request, read: Callable[[bytes], Read]) -> Read:
-    """What `read` makes of the request's body; of a long one in a thread. Raises RequestError."""
+    """What `read` makes of the request's body. Raises RequestError."""
     with generator.bodies.reading() as body:
-        raw = await body.read(request)
-        return read(raw) if len(raw) <= INLINE_BYTES else await asyncio.to_thread(read, raw)
+        return await body.parse(request, read)

@@ -76,12 +76,26 @@ async def test_a_wrong_body_is_named(
     assert error_of(await client.post(path, json=body), 400)["param"] == param
 
 
-async def test_a_text_that_no_context_could_hold_is_not_looked_at(
-    client: httpx.AsyncClient, service: ScriptedService
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/tokenize", {"prompt": "a" * 10_000}),
+        ("/v1/completions", {"prompt": "a" * 10_000}),
+        ("/v1/completions", {"prompt": [1] * 11}),
+        ("/v1/completions", {"prompt": [1] * 10}),
+        ("/v1/completions", {"prompt": [1], "max_tokens": 10}),
+        ("/tokenize", {"messages": TURNS * 11}),
+        ("/v1/chat/completions", {"messages": TURNS * 11}),
+        ("/v1/responses/input_tokens", {"input": TURNS * 11}),
+    ],
+)
+async def test_what_no_context_could_hold_is_refused_in_words_that_clients_look_for(
+    client: httpx.AsyncClient, service: ScriptedService, path: str, body: dict[str, object]
 ) -> None:
     service.max_model_len = 10
-    error = error_of(await client.post("/tokenize", json={"prompt": "a" * 10_000}), 400)
+    error = error_of(await client.post(path, json=body), 400)
     assert error["code"] == "context_length_exceeded"
+    assert "this model's maximum context length is 10 tokens" in error["message"]
 
 
 async def test_another_model_is_not_found(client: httpx.AsyncClient) -> None:
