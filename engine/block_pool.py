@@ -13,6 +13,7 @@ counted once.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
 from struct import pack
@@ -48,6 +49,12 @@ class PrefixChain:
         for start in range(0, len(data), 4 * size):
             parent = xxh3_128_digest(parent + data[start : start + 4 * size])
             digests.append(parent)
+
+    def num_shared(self, other: PrefixChain) -> int:
+        """How many full blocks both begin with."""
+        ours, theirs = self.digests, other.digests
+        # Before equal digests all are equal.
+        return bisect_left(range(min(len(ours), len(theirs))), True, key=lambda i: ours[i] != theirs[i])
 
 
 class BlockTable:

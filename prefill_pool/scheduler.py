@@ -15,6 +15,9 @@ from twinpool.errors import InvariantViolation
 from twinpool.messages import Message, PrefillReport, PromptLogprobs, Token
 from twinpool.request import Job, RequestKey, TokenLogprobs
 
+LEAST_SAVED_TOKENS = 64
+"""Of prompts that share less a step computes both as fast as two steps one: it reads the weights once."""
+
 
 @dataclass(slots=True, eq=False)
 class Prompt:
@@ -103,12 +106,14 @@ class PrefillScheduler:
     Order of a step: prompts older than `max_queue_age_s`, oldest first; then those with the fewest tokens
     left. A prompt starts with the blocks for all its tokens and `headroom_tokens` of growth, or not at all;
     once the first that wants to start does not fit, none behind it starts, so a long one is not starved of
-    blocks.
+    blocks. One of which half or more is just being computed, as the beginning of another, waits until it is cached:
+    several answers to one prompt, and a burst of requests with one system prompt, compute it once.
     """
 
     def __init__(self, pool: BlockPool, config: SchedulerConfig, headroom_tokens: int = 0) -> None:
         self._pool = pool
         self._max_age_s = config.max_queue_age_s
+        self._shares_prefixes = config.prefix_cache
         self._headroom_tokens = headroom_tokens
         self._prompts: dict[RequestKey, Prompt] = {}
 
@@ -163,6 +168,8 @@ class PrefillScheduler:
             if not token_budget:
                 break
             if prompt.table is None:
+                if self._is_soon_cached(prompt, now):
+                    continue
                 if not starting or not admission.may_start(prompt, self._num_blocks(prompt)):
                     continue
                 if not self._try_start(prompt, now, admission):
@@ -206,6 +213,23 @@ class PrefillScheduler:
         youngest.table, youngest.num_done = None, 0
         youngest.scores.clear()
         return True
+
+    def _is_soon_cached(self, prompt: Prompt, now: float) -> bool:
+        """Whether prompts under way are computing half or more of what it lacks. One that is old enough waits no
+        more."""
+        if not self._shares_prefixes or now - prompt.arrived_at >= self._max_age_s:
+            return False
+        usable = len(self._usable(prompt))
+        under_way = [other for other in self._prompts.values() if other.table]
+        num_shared = max(
+            (min(usable, prompt.chain.num_shared(other.chain)) for other in under_way), default=0
+        )
+        if not num_shared:
+            return False
+        num_cached = self._pool.count_cached(self._usable(prompt))
+        num_saved = (num_shared - num_cached) * self._pool.block_size
+        num_lacking = prompt.num_tokens - num_cached * self._pool.block_size
+        return num_saved >= max(LEAST_SAVED_TOKENS, num_lacking / 2)
 
     def _rank(self, prompt: Prompt, now: float) -> tuple[bool, float, float]:
         if now - prompt.arrived_at >= self._max_age_s:

@@ -31,8 +31,8 @@ class Bench:
     """A scheduler with its pool, and the steps it has planned."""
 
     def __init__(self, num_blocks: int = 100, headroom_tokens: int = 0, **settings: float) -> None:
-        self.pool = BlockPool(num_blocks, SIZE)
         config = SchedulerConfig(**settings)  # type: ignore[arg-type]
+        self.pool = BlockPool(num_blocks, SIZE, config.prefix_cache)
         self.scheduler = PrefillScheduler(self.pool, config, headroom_tokens)
 
     def step(self, token_budget: int, now: float = 0.0) -> list[tuple[str, int, int]]:
@@ -120,6 +120,46 @@ def test_a_cached_prefix_is_not_computed_but_the_last_token_always_is() -> None:
     assert prompt.num_cached == 4
     bench.scheduler.add(job("longer", 11), 0.0)
     assert bench.step(100) == [("longer", 8, 11)]
+
+
+def test_a_prompt_that_another_is_computing_waits_until_it_is_cached() -> None:
+    bench = Bench()
+    for name in ("first", "second", "third"):
+        bench.scheduler.add(job(name, 200), 0.0)
+    assert bench.step(128) == [("first", 0, 128)]
+    assert bench.step(128) == [("first", 128, 200)]
+    assert bench.step(128) == [("second", 196, 200), ("third", 196, 200)]
+
+
+def test_who_shares_less_than_half_or_little_waits_for_nobody() -> None:
+    bench = Bench()
+    bench.scheduler.add(job("short", 60), 0.0)
+    bench.scheduler.add(job("as short", 60), 0.0)
+    bench.scheduler.add(job("long", 200), 0.0)
+    assert [name for name, *_ in bench.step(1000)] == ["short", "as short", "long"]
+
+
+def test_who_waits_for_a_prefix_starts_once_nobody_computes_it() -> None:
+    bench = Bench()
+    first = bench.scheduler.add(job("first", 200), 0.0)
+    bench.scheduler.add(job("second", 200), 0.0)
+    assert bench.step(64) == [("first", 0, 64)]
+    assert bench.scheduler.withdraw(first.job.key) is first
+    assert first.table is not None
+    bench.pool.release(first.table)
+    assert bench.step(500) == [("second", 64, 200)]
+
+
+def test_an_old_prompt_waits_for_no_prefix_nor_does_any_without_a_cache() -> None:
+    old = Bench(max_queue_age_s=1.0)
+    old.scheduler.add(job("first", 200), 5.0)
+    assert old.step(64, now=5.0) == [("first", 0, 64)]
+    old.scheduler.add(job("second", 200), 0.0)
+    assert [name for name, *_ in old.step(500, now=5.0)] == ["second", "first"]
+    without = Bench(prefix_cache=False)
+    for name in ("first", "second"):
+        without.scheduler.add(job(name, 200), 0.0)
+    assert [name for name, *_ in without.step(500)] == ["first", "second"]
 
 
 def test_a_prompt_with_most_of_it_cached_counts_as_short() -> None:
