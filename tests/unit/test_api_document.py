@@ -1,8 +1,10 @@
-"""docs/api.md names every route, every field of every body, and every field that is refused: no more and no less."""
+"""docs/api.md names every route, every code of an error, every field of every body, and every field that is refused: no
+more and no less."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -10,10 +12,12 @@ import pytest
 from support.gateway import MODEL, ScriptedService, tiny_tokenizer
 
 from twinpool.coordinator.gateway.bodies import ChatBody, ChatMessage, CompletionBody
+from twinpool.coordinator.gateway.http_protocol import TooManyConnections
 from twinpool.coordinator.gateway.messages_api.body import MessagesBody
 from twinpool.coordinator.gateway.responses.body import ResponsesBody
 from twinpool.coordinator.gateway.routes import create_app
 from twinpool.coordinator.gateway.structured import StructuredOutputs
+from twinpool.errors import RequestError
 
 TEXT = (Path(__file__).resolve().parents[2] / "docs" / "api.md").read_text()
 NAMED = set(re.findall(r"[\w.]+", " ".join(re.findall(r"`([^`]*)`", TEXT))))
@@ -43,3 +47,17 @@ def test_no_field_is_named_that_is_not_there() -> None:
 def test_every_route_is_named() -> None:
     app = create_app(ScriptedService(), tiny_tokenizer(), MODEL)
     assert all(f"{path}" in TEXT for path in app.openapi()["paths"])
+
+
+def _codes(error: type[RequestError]) -> Iterator[str]:
+    if error.code is not None:
+        yield error.code
+    for kind in error.__subclasses__():
+        yield from _codes(kind)
+
+
+def test_every_errors_code_is_in_the_table() -> None:
+    codes = set(_codes(RequestError))
+    assert TooManyConnections.code in codes
+    rows = TEXT[TEXT.index("| status | `code` | when |") :].split("\n\n")[0].split("\n")[2:]
+    assert codes == {code for row in rows for code in re.findall(r"`(\w+)`", row.split("|")[2])}
