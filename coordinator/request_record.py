@@ -95,17 +95,16 @@ class PrefixIds:
     blocks seen longest ago, beyond `most`, the numbers are forgotten, and never given out again.
     """
 
-    def __init__(self, key: bytes, most: int = REMEMBERED_BLOCKS, block_tokens: int = BLOCK_TOKENS) -> None:
+    def __init__(self, key: bytes, most: int = REMEMBERED_BLOCKS) -> None:
         self._key = key
         self._most = most
-        self._block_tokens = block_tokens
         self._ids: OrderedDict[bytes, int] = OrderedDict()
         self._next = 0
 
     def of(self, token_ids: tuple[int, ...], salt: str) -> tuple[int, ...]:
         """The numbers of the prompt's full blocks, in order."""
         tokens = memoryview(array("I", token_ids)).cast("B")
-        step = self._block_tokens * array("I").itemsize
+        step = BLOCK_TOKENS * array("I").itemsize
         before = self._digest(salt.encode("utf-8", "surrogatepass"))
         ids = []
         for start in range(0, len(tokens) - step + 1, step):

@@ -27,10 +27,9 @@ NO_WORKER_S = 5
 class HttpError(RequestError):
     """A refusal of the HTTP layer itself: no such path, not with that method, a head that is none."""
 
-    def __init__(self, message: str, status: int, kind: str = RequestError.kind) -> None:
+    def __init__(self, message: str, status: int) -> None:
         super().__init__(message)
         self.status = status
-        self.kind = kind
 
 
 def error_headers(error: RequestError) -> dict[str, str]:

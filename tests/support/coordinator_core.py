@@ -192,11 +192,9 @@ class CoreDriver:
         key = RequestKey(request_id, attempt)
         self.say(worker_id, StepTokens((Token(key, index, 1000 + index, finish, logprobs),)))
 
-    def prompt_logprobs(
-        self, worker_id: str, entries: tuple[TokenLogprobs, ...], attempt: int = 1, request_id: str = "r"
-    ) -> None:
+    def prompt_logprobs(self, worker_id: str, entries: tuple[TokenLogprobs, ...], attempt: int = 1) -> None:
         """What is known of the prompt's tokens."""
-        self.say(worker_id, PromptLogprobs(RequestKey(request_id, attempt), entries))
+        self.say(worker_id, PromptLogprobs(RequestKey("r", attempt), entries))
 
     def grant(self, attempt: int = 1, worker_id: str = "D", request_id: str = "r") -> None:
         """Decode grants one block."""

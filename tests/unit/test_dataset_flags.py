@@ -64,14 +64,6 @@ def test_our_own_flags_reach_their_settings() -> None:
     assert (settings.length_scale, settings.trace.speed, settings.trace.window_s) == (0.5, 3.0, 60.0)
 
 
-def test_a_command_may_have_a_context_of_its_own() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--max-model-len", type=int)
-    add_dataset_flags(parser, has_context=False)
-    args = parser.parse_args(["--max-model-len", "77"])
-    assert dataset_settings(args, max_model_len=args.max_model_len).max_model_len == 77
-
-
 @pytest.mark.parametrize(("argv", "expected"), [((), 4096), (("--max-model-len", "77"), 77)])
 def test_the_context_is_the_models_unless_the_flag_says_another(argv: tuple[str, ...], expected: int) -> None:
     parser = argparse.ArgumentParser()

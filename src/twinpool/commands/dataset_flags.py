@@ -35,8 +35,6 @@ _DATASET = (
          one_of(*TooLong)),
     Flag("--length-scale", DatasetSettings, "length_scale", "FACTOR",
          "multiply all lengths of made prompts and their outputs", float),
-)  # fmt: skip
-_CONTEXT = (
     Flag("--max-model-len", DatasetSettings, "max_model_len", "TOKENS",
          "longest prompt plus output that the server takes (default: not checked)", int),
 )  # fmt: skip
@@ -82,11 +80,10 @@ _GROUPS = (
 )
 
 
-def add_dataset_flags(parser: argparse.ArgumentParser, *, has_context: bool = True) -> None:
-    """Adds them, for `dataset_settings` to read. `--num-prompts`, `--seed` and `--tokenizer` are the command's own;
-    without `has_context` so is `--max-model-len`."""
+def add_dataset_flags(parser: argparse.ArgumentParser) -> None:
+    """Adds them, for `dataset_settings` to read. `--num-prompts`, `--seed` and `--tokenizer` are the command's own."""
     group = parser.add_argument_group("dataset")
-    add_flags(group, (*_DATASET, *_CONTEXT) if has_context else _DATASET)
+    add_flags(group, _DATASET)
     group.add_argument(
         "--output-len", "--sharegpt-output-len", "--custom-output-len",
         dest="DatasetSettings.output_len", type=int, metavar="TOKENS",
