@@ -4,21 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
+from twinpool.coordinator.gateway.documented_answers import HEADERS
+
 EVERY_ORIGIN = "*"
 PREFLIGHT_S = 600
 """How long a browser may remember what it was told before a request."""
-EXPOSED = (
-    "X-Request-Id",
-    "X-Twinpool-Warning",
-    "Retry-After",
-    "Retry-After-Ms",
-    "X-RateLimit-Limit-Requests",
-    "X-RateLimit-Limit-Tokens",
-    "X-RateLimit-Remaining-Requests",
-    "X-RateLimit-Remaining-Tokens",
-    "X-RateLimit-Reset-Requests",
-    "X-RateLimit-Reset-Tokens",
-)
+EXPOSED = tuple(HEADERS)
 """What a script may read of an answer's headers."""
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from twinpool.coordinator.gateway.answer import Piece
 from twinpool.coordinator.gateway.reply import Reply
@@ -22,10 +22,7 @@ class WholeReply(Reply):
     """The backlog of each strand is its whole answer."""
 
     fixed_headers: ClassVar[dict[str, str]] = {"content-type": "application/json"}
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._num_logprobs = 0
+    _num_logprobs = 0
 
     def _take_at_once(self, strand: Strand, output: Output) -> bool:
         self._keep(strand, self._take(strand, output))
@@ -56,7 +53,7 @@ class WholeReply(Reply):
         await self._follow_all(outputs)
         answers = [strand.backlog.take() for strand in self._strands]
         usage = self._usage()
-        if sum(map(_num_logprobs, answers)) <= INLINE_LOGPROBS:
+        if sum(map(_num_scored_tokens, answers)) <= INLINE_LOGPROBS:
             body = self._shape.whole(answers, usage)
         else:
             body = await asyncio.to_thread(self._shape.whole, answers, usage)
@@ -69,5 +66,5 @@ class WholeReply(Reply):
         """Nothing can be sent before the answer."""
 
 
-def _num_logprobs(answer: Piece) -> int:
+def _num_scored_tokens(answer: Piece) -> int:
     return len(answer.logprobs) + len(answer.prompt_logprobs or ())
