@@ -30,18 +30,16 @@ from pathlib import Path
 
 import msgspec
 import psutil
-import uvloop
 
 from twinpool.bench import program
 from twinpool.bench.client import Client
 from twinpool.bench.http1 import Address, connect
-from twinpool.bench.program import EXIT_BROKEN, EXIT_HELD, EXIT_INTERRUPTED, EXIT_WRONG, Check, Report, say
+from twinpool.bench.program import Check, Report, say
 from twinpool.bench.scripted_worker import MAX_MODEL_LEN, ScriptedWorker
 from twinpool.bench.server_under_test import ServerFault
 from twinpool.bench.serving.answer import StreamedAnswer
 from twinpool.bench.serving.distributions import Distribution, distribution
 from twinpool.bench.serving.record import Ending
-from twinpool.errors import TwinpoolError
 from twinpool.join_token import VARIABLE, JoinToken
 
 MOST_ADDED_S = 1e-3
@@ -94,7 +92,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--seconds", type=program.positive, default=20.0, metavar="S", help="of tokens now and then (20)"
     )
     parser.add_argument(
-        "--gap", type=program.positive, default=1.0, metavar="S", help="between a stream's tokens, mean (1)"
+        "--gap", type=program.positive, default=2.0, metavar="S", help="between a stream's tokens, mean (2)"
     )
     parser.add_argument(
         "--step", type=program.positive, default=20.0, metavar="MS", help="between the worker's messages (20)"
@@ -105,19 +103,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=1, metavar="N", help="of the tokens' times (1)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the report there as JSON too")
     args = parser.parse_args(argv)
-    try:
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as loop:
-            report = loop.run(_prove(args))
-    except TwinpoolError as exc:
-        print(exc, file=sys.stderr)
-        return EXIT_WRONG
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return EXIT_INTERRUPTED
-    print(report.text())
-    if args.json is not None:
-        args.json.write_text(report.to_json() + "\n")
-    return EXIT_HELD if report.holds else EXIT_BROKEN
+    return program.status_of(_prove(args), args)
 
 
 async def _prove(args: argparse.Namespace) -> Report:
