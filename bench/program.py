@@ -11,7 +11,7 @@ import json
 import math
 import signal
 import sys
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -122,13 +122,18 @@ def run(prove: Prove, args: argparse.Namespace) -> int:
 
     Returns the exit status.
     """
+    return status_of(_prove(prove, args), args)
+
+
+def status_of(proving: Coroutine[Any, Any, Report], args: argparse.Namespace) -> int:
+    """Runs `proving`, prints its report, and writes it to `args.json` if that is given. Returns the exit status."""
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as loop:
-            report = loop.run(_prove(prove, args))
+            report = loop.run(proving)
     except TwinpoolError as exc:
         print(exc, file=sys.stderr)
         return EXIT_WRONG
-    except asyncio.CancelledError:
+    except (asyncio.CancelledError, KeyboardInterrupt):
         print("interrupted", file=sys.stderr)
         return EXIT_INTERRUPTED
     print(report.text())
