@@ -92,7 +92,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--seconds", type=program.positive, default=20.0, metavar="S", help="of tokens now and then (20)"
     )
     parser.add_argument(
-        "--gap", type=program.positive, default=1.0, metavar="S", help="between a stream's tokens, mean (1)"
+        "--gap", type=program.positive, default=2.0, metavar="S", help="between a stream's tokens, mean (2)"
     )
     parser.add_argument(
         "--step", type=program.positive, default=20.0, metavar="MS", help="between the worker's messages (20)"
