@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from twinpool.answer_formats import ReasoningFormat, ToolCallFormat
 from twinpool.errors import ConfigError
 from twinpool.join_token import JoinToken
 
@@ -61,28 +62,6 @@ class Encryption(StrEnum):
     def seals(self, same_host: bool) -> bool:
         """Whether KV must not go through a socket unencrypted between two workers on the same host, or on two."""
         return self is Encryption.ON or (self is Encryption.AUTO and not same_host)
-
-
-class ToolCallFormat(StrEnum):
-    """How the model writes calls of tools (`coordinator/gateway/tools/`)."""
-
-    AUTO = "auto"
-    """As its chat template has it."""
-    NONE = "none"
-    """Not at all: requests with tools are refused."""
-    HERMES = "hermes"
-    LLAMA3_JSON = "llama3_json"
-    MISTRAL = "mistral"
-
-
-class ReasoningFormat(StrEnum):
-    """How the model marks what it thinks before it answers."""
-
-    AUTO = "auto"
-    """As its chat template has it."""
-    NONE = "none"
-    """Not at all: it is part of the answer."""
-    THINK = "think"
 
 
 def _is_count(value: int | None, most: int, least: int = 1) -> bool:

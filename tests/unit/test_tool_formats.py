@@ -16,8 +16,9 @@ from support.tool_answers import (
     tokenizer_of,
 )
 
+from twinpool.answer_formats import ReasoningFormat, ToolCallFormat
 from twinpool.commands.gateway_flags import add_gateway_flags, gateway_config
-from twinpool.config import GatewayConfig, ReasoningFormat, ToolCallFormat
+from twinpool.config import GatewayConfig
 from twinpool.coordinator.gateway.tools import AnswerFormat
 from twinpool.coordinator.gateway.tools.hermes import HermesFormat
 from twinpool.coordinator.gateway.tools.llama3 import Llama3Format

@@ -8,8 +8,8 @@ import msgspec
 import pytest
 from support.tool_answers import DEEPSEEK_R1, LLAMA, MISTRAL, MISTRAL_NAMED, QWEN, answers_of, read
 
+from twinpool.answer_formats import ReasoningFormat
 from twinpool.bounds import MOST_GRAMMAR_CHARS
-from twinpool.config import ReasoningFormat
 from twinpool.coordinator.gateway.deltas import Content, PlainText, Reasoning, ToolCallBegin
 from twinpool.coordinator.gateway.tools import AnswerFormat, ToolChoice, ToolPlan, Tools, plan
 from twinpool.errors import InvalidRequest

@@ -9,7 +9,8 @@ import pytest
 from support.gateway import MODEL, ScriptedService, error_of, in_process, outputs
 from support.tool_answers import DEEPSEEK_R1, LLAMA, MISTRAL, MISTRAL_NAMED, QWEN, tokenizer_of
 
-from twinpool.config import GatewayConfig, ToolCallFormat
+from twinpool.answer_formats import ToolCallFormat
+from twinpool.config import GatewayConfig
 from twinpool.coordinator.gateway.routes import create_app
 from twinpool.engine.tokenizer import Tokenizer
 from twinpool.request import FinishReason, GrammarKind

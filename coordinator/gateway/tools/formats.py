@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from twinpool.config import GatewayConfig, ReasoningFormat, ToolCallFormat
+from twinpool.answer_formats import ReasoningFormat, ToolCallFormat
+from twinpool.config import GatewayConfig
 from twinpool.coordinator.gateway.tools.hermes import HermesFormat
 from twinpool.coordinator.gateway.tools.llama3 import Llama3Format
 from twinpool.coordinator.gateway.tools.mistral import ARGS, MARK, MistralFormat

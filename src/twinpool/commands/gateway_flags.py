@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 import os
 
+from twinpool.answer_formats import ReasoningFormat, ToolCallFormat
 from twinpool.commands.flags import Flag, add_flags, config_from, one_of
-from twinpool.config import GatewayConfig, ReasoningFormat, ToolCallFormat
+from twinpool.config import GatewayConfig
 
 API_KEYS_VARIABLE = "TWINPOOL_API_KEYS"
 
