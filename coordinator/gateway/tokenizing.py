@@ -10,14 +10,14 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 from fastapi import FastAPI, Request, Response
 
-from twinpool.coordinator.gateway.bodies import check_body, read_object
+from twinpool.coordinator.gateway.bodies import ChatMessage, check_body, read_object
 from twinpool.coordinator.gateway.conversations import Conversation
 from twinpool.coordinator.gateway.docs import body_schema
 from twinpool.coordinator.gateway.generation import Generator, Parse
 from twinpool.coordinator.gateway.parsing import chat_request
 from twinpool.coordinator.gateway.requests import check_token_ids
 from twinpool.coordinator.gateway.shapes import to_json
-from twinpool.coordinator.gateway.tools import AnswerFormat
+from twinpool.coordinator.gateway.tools import AnswerFormat, Tools
 from twinpool.coordinator.service import Service
 from twinpool.engine.tokenizer import Tokenizer
 from twinpool.errors import InvalidRequest
@@ -40,8 +40,8 @@ class TokenizeBody(msgspec.Struct, frozen=True, kw_only=True):
 
     model: str | None = None
     prompt: str | None = None
-    messages: list[dict[str, Any]] | None = None
-    tools: list[dict[str, Any]] | None = None
+    messages: list[ChatMessage] | None = None
+    tools: Tools | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
