@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from twinpool.bounds import MOST_BIAS, MOST_LOGPROBS
@@ -44,12 +45,12 @@ def parse_completion(data: bytes) -> GenerationRequest:
         raise InvalidRequest(message, param="logprobs")
     num_logprobs = None if body.logprobs is False else body.logprobs
     prompts = _completion_prompts(body.prompt)
-    return GenerationRequest(
+    return replace(
+        _common(body, len(prompts), may_be_prompt_only=bool(body.echo)),
         prompts=prompts,
         echo=bool(body.echo),
         num_logprobs=num_logprobs,
         default_max_tokens=COMPLETION_MAX_TOKENS,
-        **_common(body, len(prompts), may_be_prompt_only=bool(body.echo)),
         add_special_tokens=body.add_special_tokens is not False,
         warnings=warnings_of(raw, CompletionBody),
     )
@@ -74,11 +75,13 @@ def chat_request(raw: dict[str, Any], answers: AnswerFormat) -> GenerationReques
         raise InvalidRequest(message, param="top_logprobs")
     tool_plan = plan(body.tools, body.tool_choice, body.parallel_tool_calls, answers)
     common = _common(body, 1, may_be_prompt_only=False)
+    constraint = common.constraint
     if tool_plan.grammar is not None:
-        refuse_contradictions("tool_choice", ignore_eos=common["ignore_eos"], min_tokens=common["min_tokens"])
-        common["constraint"] = Constraint(tool_plan.grammar, "tools")
-    return GenerationRequest(
-        **common,
+        refuse_contradictions("tool_choice", ignore_eos=common.ignore_eos, min_tokens=common.min_tokens)
+        constraint = Constraint(tool_plan.grammar, "tools")
+    return replace(
+        common,
+        constraint=constraint,
         prompts=(conversation(body, tool_plan),),
         tool_plan=tool_plan,
         num_logprobs=(body.top_logprobs or 0) if body.logprobs else None,
@@ -101,8 +104,8 @@ def parse_timeout_header(text: str | None) -> float:
     return timeout_s
 
 
-def _common(body: GenerationBody, num_prompts: int, *, may_be_prompt_only: bool) -> dict[str, Any]:
-    """The fields of a GenerationRequest that both routes have."""
+def _common(body: GenerationBody, num_prompts: int, *, may_be_prompt_only: bool) -> GenerationRequest:
+    """The request as far as the fields say that both routes have: without its `num_prompts` prompts."""
     stream = bool(body.stream)
     if body.stream_options is not None and not stream:
         message = "stream_options is for streams only; set stream to true or leave it out"
@@ -126,39 +129,40 @@ def _common(body: GenerationBody, num_prompts: int, *, may_be_prompt_only: bool)
         raise InvalidRequest("max_tokens is 0; it must be an integer >= 1", param="max_tokens")
     options = body.stream_options
     include_usage = stream and bool((options and options.include_usage) or body.twinpool)
-    return {
-        "model": body.model,
-        "n": _num_choices(body, num_prompts),
-        "stream": stream,
-        "include_usage": include_usage,
-        "usage_in_each_chunk": include_usage and bool(options and options.continuous_usage_stats),
-        "wants_facts": bool(body.twinpool),
-        "stop": stop,
-        "max_tokens": 1 if max_tokens == 0 else max_tokens,
-        "is_prompt_only": max_tokens == 0,
-        "min_tokens": body.min_tokens or 0,
-        "temperature": temperature,
-        "top_p": 1.0 if body.top_p is None else body.top_p,
-        "top_k": min(max(body.top_k or 0, 0), LARGEST_TOP_K),
-        "min_p": body.min_p or 0.0,
-        "seed": body.seed,
-        "repetition_penalty": 1.0 if body.repetition_penalty is None else body.repetition_penalty,
-        "presence_penalty": body.presence_penalty or 0.0,
-        "frequency_penalty": body.frequency_penalty or 0.0,
-        "logit_bias": _biases(body.logit_bias or {}),
-        "ignore_eos": bool(body.ignore_eos),
-        "stop_token_ids": tuple(body.stop_token_ids or ()),
-        "includes_stop": bool(body.include_stop_str_in_output),
-        "skips_special_tokens": body.skip_special_tokens is not False,
-        "num_prompt_logprobs": body.prompt_logprobs,
-        "truncate_to": _truncation(body),
-        "cache_salt": body.cache_salt or "",
-        "return_token_ids": bool(body.return_token_ids),
-        "names_tokens_by_id": bool(body.return_tokens_as_token_ids),
-        "priority": body.priority or 0,
-        "timeout_s": math.inf if body.timeout is None else body.timeout,
-        "constraint": constraint_of(body, ignore_eos=bool(body.ignore_eos), min_tokens=body.min_tokens or 0),
-    }
+    return GenerationRequest(
+        prompts=(),
+        model=body.model,
+        n=_num_choices(body, num_prompts),
+        stream=stream,
+        include_usage=include_usage,
+        usage_in_each_chunk=include_usage and bool(options and options.continuous_usage_stats),
+        wants_facts=bool(body.twinpool),
+        stop=stop,
+        max_tokens=1 if max_tokens == 0 else max_tokens,
+        is_prompt_only=max_tokens == 0,
+        min_tokens=body.min_tokens or 0,
+        temperature=temperature,
+        top_p=1.0 if body.top_p is None else body.top_p,
+        top_k=min(max(body.top_k or 0, 0), LARGEST_TOP_K),
+        min_p=body.min_p or 0.0,
+        seed=body.seed,
+        repetition_penalty=1.0 if body.repetition_penalty is None else body.repetition_penalty,
+        presence_penalty=body.presence_penalty or 0.0,
+        frequency_penalty=body.frequency_penalty or 0.0,
+        logit_bias=_biases(body.logit_bias or {}),
+        ignore_eos=bool(body.ignore_eos),
+        stop_token_ids=tuple(body.stop_token_ids or ()),
+        includes_stop=bool(body.include_stop_str_in_output),
+        skips_special_tokens=body.skip_special_tokens is not False,
+        num_prompt_logprobs=body.prompt_logprobs,
+        truncate_to=_truncation(body),
+        cache_salt=body.cache_salt or "",
+        return_token_ids=bool(body.return_token_ids),
+        names_tokens_by_id=bool(body.return_tokens_as_token_ids),
+        priority=body.priority or 0,
+        timeout_s=math.inf if body.timeout is None else body.timeout,
+        constraint=constraint_of(body, ignore_eos=bool(body.ignore_eos), min_tokens=body.min_tokens or 0),
+    )
 
 
 def _max_tokens(body: GenerationBody) -> int | None:
