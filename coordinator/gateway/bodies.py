@@ -58,6 +58,8 @@ _ONLY_CHAT: Harmless = {
 _ONLY_COMPLETIONS: Harmless = {"echo": (False,)}
 
 _NotNegative = Annotated[int, msgspec.Meta(ge=0)]
+_MaxTokens = Annotated[int, msgspec.Meta(extra_json_schema={"minimum": 0})]
+"""Whether it may be 0 depends on other fields."""
 _Choices = Annotated[int, msgspec.Meta(ge=1, le=MAX_CHOICES)]
 
 
@@ -78,8 +80,8 @@ class GenerationBody(StructuredBody, frozen=True, kw_only=True):
     stream_options: StreamOptions | None = None
     n: _Choices | None = None
     best_of: _Choices | None = None
-    max_tokens: _NotNegative | None = None
-    max_completion_tokens: _NotNegative | None = None
+    max_tokens: _MaxTokens | None = None
+    max_completion_tokens: _MaxTokens | None = None
     min_tokens: _NotNegative | None = None
     temperature: Temperature | None = None
     top_p: Annotated[float, msgspec.Meta(gt=0, le=1)] | None = None

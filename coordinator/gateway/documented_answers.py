@@ -101,13 +101,18 @@ HEADERS: Mapping[str, dict[str, Any]] = {
     "X-Twinpool-Warning": _header("Fields that were ignored."),
     "Retry-After": _header("Seconds.", _WHOLE),
     "Retry-After-Ms": _header("The same in milliseconds.", _WHOLE),
+    "X-Should-Retry": _header("`false`: the same request again cannot help."),
     "WWW-Authenticate": _header("Bearer."),
     **_QUOTA_HEADERS,
 }
 _OF_STATUS: Mapping[int, Sequence[str]] = {
     401: ("WWW-Authenticate",),
+    408: ("X-Should-Retry",),
+    409: ("X-Should-Retry",),
     429: ("Retry-After", "Retry-After-Ms", *_QUOTA_HEADERS),
+    499: ("X-Should-Retry",),
     503: ("Retry-After", "Retry-After-Ms"),
+    504: ("X-Should-Retry",),
 }
 
 

@@ -8,20 +8,36 @@ from collections.abc import Mapping
 from http import HTTPStatus
 
 from fastapi import FastAPI, Request, Response
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import Scope
 
 from twinpool.coordinator.gateway.messages_api.errors import messages_error_json, speaks_messages
 from twinpool.coordinator.gateway.methods import methods_of
+from twinpool.coordinator.gateway.request_ids import fresh_id, is_sane
 from twinpool.coordinator.gateway.shapes import error_json
-from twinpool.errors import BodyTooLarge, NoWorker, RequestError, RequestFailed, TryLater, Unauthorized
+from twinpool.errors import (
+    BodyTooLarge,
+    ClientTooSlow,
+    DeadlineExceeded,
+    DuplicateRequest,
+    NoWorker,
+    RequestCancelled,
+    RequestError,
+    RequestFailed,
+    TryLater,
+    Unauthorized,
+)
 
 REQUEST_ID = "twinpool.request_id"
 """Where a request's scope holds the id that its client knows it by."""
 
 NO_WORKER_S = 5
 """When to come back if a pool has no worker: one that was lost is there again in about so many seconds."""
+
+_WITHOUT_PREFIX = ("/chat/", "/completions", "/responses", "/messages", "/models")
+"""What clients ask for whose base URL lacks /v1."""
 
 
 class HttpError(RequestError):
@@ -43,6 +59,9 @@ def error_headers(error: RequestError) -> dict[str, str]:
             return {"retry-after": str(NO_WORKER_S)}
         case Unauthorized():
             return {"www-authenticate": "Bearer"}
+        case DeadlineExceeded() | DuplicateRequest() | ClientTooSlow() | RequestCancelled():
+            # The clients of OpenAI and Anthropic would ask again, twice, because of the status.
+            return {"x-should-retry": "false"}
         case BodyTooLarge() | HttpError(status=HTTPStatus.REQUEST_TIMEOUT):
             return {"connection": "close"}  # the rest is not read
         case _:
@@ -77,7 +96,7 @@ def add_error_handlers(app: FastAPI) -> None:
 
 async def _answer_request_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestError)
-    return error_response(error, request.scope.get(REQUEST_ID), path=request.url.path)
+    return error_response(error, request_id_of(request.scope), path=request.url.path)
 
 
 async def _answer_http_error(request: Request, error: Exception) -> Response:
@@ -92,19 +111,35 @@ async def _answer_http_error(request: Request, error: Exception) -> Response:
         case _:
             headers = dict(error.headers or {})
             message = f"{_asked(scope)}: {error.detail}"
-    return error_response(HttpError(message, error.status_code), headers=headers, path=scope["path"])
+    failure = HttpError(message, error.status_code)
+    return error_response(failure, request_id_of(scope), headers, path=scope["path"])
 
 
 def no_such_route(scope: Scope) -> Response:
     """The answer where no route has the path."""
-    message = f"{_asked(scope)} is no route of this server; GET /docs lists them"
-    return error_response(HttpError(message, HTTPStatus.NOT_FOUND), path=scope["path"])
+    where = "GET /openapi.json lists them, and GET /docs shows it in a browser"
+    if scope["path"].startswith(_WITHOUT_PREFIX):
+        where = f"most routes begin with /v1, so the client's base URL should end with it; {where}"
+    message = f"{_asked(scope)} is no route of this server; {where}"
+    return error_response(HttpError(message, HTTPStatus.NOT_FOUND), request_id_of(scope), path=scope["path"])
 
 
 def bug_response(error: Exception, scope: Scope) -> Response:
     """The answer where something was raised that should not have been. Its words are not told."""
     message = f"the server failed with {type(error).__name__}; this is a bug in Twinpool, see its log"
-    return error_response(RequestFailed(message), scope.get(REQUEST_ID), path=scope["path"])
+    return error_response(RequestFailed(message), request_id_of(scope), path=scope["path"])
+
+
+def request_id_of(scope: Scope) -> str | None:
+    """What the answer calls its request: the id that it has got, or was sent with. Where errors say it in their body,
+    as Anthropic's do, it is a new one rather than none."""
+    given: str | None = scope.get(REQUEST_ID)
+    if given is not None:
+        return given
+    sent = Headers(scope=scope).get("x-request-id")
+    if sent is not None and is_sane(sent):
+        return sent
+    return fresh_id() if speaks_messages(scope["path"]) else None
 
 
 def _asked(scope: Scope) -> str:

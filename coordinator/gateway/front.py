@@ -5,7 +5,7 @@ from __future__ import annotations
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from twinpool.coordinator.gateway.error_answers import error_response
+from twinpool.coordinator.gateway.error_answers import error_response, request_id_of
 from twinpool.coordinator.gateway.key_ring import KeyRing
 from twinpool.coordinator.gateway.meter import GatewayMeter
 from twinpool.coordinator.tenants import ANYONE, Tenant
@@ -44,7 +44,7 @@ class FrontDoor:
         except RequestError as error:
             if isinstance(error, Unauthorized):
                 self._meter.count(GatewayMetric.UNAUTHORIZED)
-            await error_response(error, path=scope["path"])(scope, receive, send)
+            await error_response(error, request_id_of(scope), path=scope["path"])(scope, receive, send)
             return
         await self._app(scope, receive, send)
 

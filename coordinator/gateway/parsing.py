@@ -124,9 +124,7 @@ def _common(body: GenerationBody, num_prompts: int, *, may_be_prompt_only: bool)
         raise InvalidRequest(
             "stop has an empty string, which would end every answer; leave it out", param="stop"
         )
-    max_tokens = _max_tokens(body)
-    if max_tokens == 0 and not may_be_prompt_only and body.prompt_logprobs is None:
-        raise InvalidRequest("max_tokens is 0; it must be an integer >= 1", param="max_tokens")
+    max_tokens = _max_tokens(body, 0 if may_be_prompt_only or body.prompt_logprobs is not None else 1)
     options = body.stream_options
     include_usage = stream and bool((options and options.include_usage) or body.twinpool)
     return GenerationRequest(
@@ -165,7 +163,11 @@ def _common(body: GenerationBody, num_prompts: int, *, may_be_prompt_only: bool)
     )
 
 
-def _max_tokens(body: GenerationBody) -> int | None:
+def _max_tokens(body: GenerationBody, least: int) -> int | None:
+    for field in ("max_tokens", "max_completion_tokens"):
+        value = getattr(body, field)
+        if value is not None and value < least:
+            raise InvalidRequest(f"{field} is {value}; it must be an integer >= {least}", param=field)
     limits = {body.max_tokens, body.max_completion_tokens} - {None}
     if len(limits) > 1:
         raise InvalidRequest(

@@ -27,6 +27,11 @@ def is_sane(wanted: str) -> bool:
     return _SANE_ID.fullmatch(wanted) is not None
 
 
+def fresh_id() -> str:
+    """An id for a request that came without one."""
+    return uuid.uuid4().hex
+
+
 def numbered_id(request_id: str, number: int) -> str:
     """What the coordinator calls choice `number` of a request that has several. No id that a client chooses has this
     mark, so none meets another's choice."""
@@ -98,7 +103,7 @@ class RequestIds:
             DuplicateRequest: one that wanted the same id runs, and `is_duplicate_fine` does not say to go on.
         """
         if wanted is None or not is_sane(wanted):
-            wanted = uuid.uuid4().hex
+            wanted = fresh_id()
         key = internal_id(tenant, wanted)
         is_duplicate = not all(other.connection.is_gone for other in self._running.get(key, ()))
         if is_duplicate and not is_duplicate_fine:

@@ -11,10 +11,14 @@ from support.gateway import MODEL, ScriptedService, error_of, events, tiny_token
 from twinpool.coordinator.service import Output
 from twinpool.engine.tokenizer import Tokenizer
 from twinpool.errors import (
+    ClientTooSlow,
     ContextLengthExceeded,
+    DeadlineExceeded,
+    DuplicateRequest,
     InvariantViolation,
     NoWorker,
     QueueFull,
+    RequestCancelled,
     RequestError,
     RequestFailed,
 )
@@ -100,6 +104,32 @@ async def test_what_the_coordinator_refuses_has_its_status(
     assert response.headers["x-request-id"] == "r-1"
 
 
+@pytest.mark.parametrize("path", [CHAT, "/v1/messages"])
+@pytest.mark.parametrize(
+    ("failure", "is_told_not_to"),
+    [
+        (DeadlineExceeded("its time is up"), True),
+        (DuplicateRequest("one with that id runs"), True),
+        (ClientTooSlow("it takes nothing"), True),
+        (RequestCancelled("cancelled"), True),
+        (NoWorker("no decode worker"), False),
+        (RequestFailed("decode-0 is gone"), False),
+        (QueueFull("the queue is full", retry_after_s=2.2), False),
+    ],
+)
+async def test_clients_are_told_where_asking_again_cannot_help(
+    client: httpx.AsyncClient,
+    service: ScriptedService,
+    failure: RequestError,
+    is_told_not_to: bool,
+    path: str,
+) -> None:
+    service.script = lambda _: [failure]
+    answer = await client.post(path, json={**HELLO, "max_tokens": 5})
+    assert answer.status_code == failure.status
+    assert answer.headers.get("x-should-retry") == ("false" if is_told_not_to else None)
+
+
 async def test_a_request_that_would_be_refused_anyway_is_not_tokenized(
     client: httpx.AsyncClient, service: ScriptedService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -177,7 +207,25 @@ async def test_a_body_over_the_limit_is_413(client: httpx.AsyncClient) -> None:
 
 @pytest.mark.parametrize("path", ["/", "/v1", "/v1/chat", "/v1/chat/completions/"])
 async def test_an_unknown_path_is_404(client: httpx.AsyncClient, path: str) -> None:
-    assert path in error_of(await client.get(path), 404)["message"]
+    message = error_of(await client.get(path), 404)["message"]
+    assert path in message
+    assert "/openapi.json" in message
+    assert "base URL" not in message
+
+
+@pytest.mark.parametrize("path", ["/chat/completions", "/responses", "/messages", "/models/m"])
+async def test_a_path_without_v1_is_404_that_says_so(client: httpx.AsyncClient, path: str) -> None:
+    assert "begin with /v1" in error_of(await client.post(path), 404)["message"]
+
+
+@pytest.mark.parametrize("field", ["max_tokens", "max_completion_tokens"])
+@pytest.mark.parametrize("value", [0, -1])
+async def test_too_few_tokens_are_refused_in_the_same_words(
+    client: httpx.AsyncClient, field: str, value: int
+) -> None:
+    error = error_of(await client.post(CHAT, json={**HELLO, field: value}), 400)
+    assert error["message"] == f"{field} is {value}; it must be an integer >= 1"
+    assert error["param"] == field
 
 
 @pytest.mark.parametrize(

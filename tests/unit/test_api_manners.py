@@ -199,6 +199,22 @@ async def test_the_id_of_a_request_comes_back_with_every_answer(service: Scripte
             assert len(answer.headers.get_list("x-request-id")) == 1
 
 
+async def test_every_error_of_the_messages_route_says_its_requests_id(service: ScriptedService) -> None:
+    app = _app(service, max_body_bytes=1000)
+    async with _client(app) as client, _client(app, key=False) as stranger:
+        for sent in ({}, {"x-request-id": "trace-7"}):
+            for answer, status in (
+                (await stranger.post("/v1/messages", json=HELLO, headers=sent), 401),
+                (await client.post("/v1/messages/nowhere", headers=sent), 404),
+                (await client.get("/v1/messages", headers=sent), 405),
+                (await client.post("/v1/messages/count_tokens", content=b"{", headers=sent), 400),
+            ):
+                assert answer.status_code == status
+                request_id = answer.json()["request_id"]
+                assert answer.headers.get_list("x-request-id") == [request_id]
+                assert request_id == sent.get("x-request-id", request_id) != ""
+
+
 async def test_an_id_that_is_not_sane_is_not_sent_back(client: httpx.AsyncClient) -> None:
     assert "x-request-id" not in (await client.get("/health", headers={"x-request-id": "<script>"})).headers
     assert "x-request-id" not in (await client.get("/health")).headers
