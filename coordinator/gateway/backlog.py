@@ -13,13 +13,17 @@ LOGPROB_BYTES = 100
 
 
 class Backlog:
-    """Pieces in one buffer: not as thousands of little strings."""
+    """Pieces in one buffer: not as thousands of little strings.
+
+    They take about `num_bytes`, of which `num_prompt_bytes` are what the model thinks of the prompt.
+    """
 
     def __init__(self) -> None:
         self._finish: FinishReason | None = None
         self._stop_reason: str | int | None = None
         self._num_tokens = 0
         self.num_bytes = 0
+        self.num_prompt_bytes = 0
         self._text = StringIO()
         self._token_ids = array("q")
         self._text_offsets = array("q")
@@ -43,7 +47,8 @@ class Backlog:
             self.num_bytes += _num_bytes(piece.logprobs)
         if piece.prompt_logprobs is not None:
             self._prompt_logprobs = piece.prompt_logprobs
-            self.num_bytes += _num_bytes(piece.prompt_logprobs)
+            self.num_prompt_bytes = _num_bytes(piece.prompt_logprobs)
+            self.num_bytes += self.num_prompt_bytes
 
     def take(self) -> Piece:
         """All of it; nothing stays."""
@@ -58,7 +63,8 @@ class Backlog:
             self._prompt_logprobs,
         )
         self._text, self._token_ids, self._text_offsets = StringIO(), array("q"), array("q")
-        self._logprobs, self._prompt_logprobs, self.num_bytes = [], None, 0
+        self._logprobs, self._prompt_logprobs = [], None
+        self.num_bytes = self.num_prompt_bytes = 0
         return piece
 
 

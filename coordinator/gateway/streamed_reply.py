@@ -1,7 +1,8 @@
 """An answer as server-sent events, chunk by chunk as its tokens come.
 
 What a client that is behind has not taken is kept as one piece per choice, which grows up to a bound. A client that is
-further behind, or takes nothing for too long, is cut.
+further behind, or takes nothing for too long, is cut. What an answer begins with comes all at once, however fast its
+client reads: a prompt that is repeated with its log probabilities may be a megabyte, and is not counted.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ class StreamedReply(Reply):
         }
         self._behind: dict[Strand, None] = {}  # those with a backlog, in order
         self._num_open = len(self._strands)
+        self._num_opening_bytes = 0
         self._catching_up: asyncio.Task[None] | None = None
 
     def _take_at_once(self, strand: Strand, output: Output) -> bool:
@@ -93,7 +95,8 @@ class StreamedReply(Reply):
         up again."""
         num_bytes = sum(strand.backlog.num_bytes for strand in self._behind)
         self._connection.backlog_bytes = num_bytes
-        if num_bytes + self._connection.buffered_bytes > self._limits.max_buffered_bytes:
+        uncounted = self._num_opening_bytes + sum(strand.backlog.num_prompt_bytes for strand in self._behind)
+        if num_bytes + self._connection.buffered_bytes - uncounted > self._limits.max_buffered_bytes:
             raise too_slow(f"is more than {self._limits.max_buffered_bytes} bytes behind")
         if self._catching_up is None or self._catching_up.done():
             self._catching_up = asyncio.create_task(self._catch_up())
@@ -123,6 +126,7 @@ class StreamedReply(Reply):
     def _part(self, writer: _Writer, piece: Piece) -> bytes:
         """The chunks of one choice's next piece."""
         part = b"" if writer.has_opened else writer.shape.opening(piece)
+        self._num_opening_bytes += len(part)
         part += writer.shape.delta(piece)
         writer.has_opened = writer.has_opened or bool(part)
         if piece.finish is not None:

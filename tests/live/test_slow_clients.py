@@ -39,13 +39,15 @@ async def then(first: AsyncIterator[Output], *rest: object) -> AsyncIterator[obj
 
 
 @contextlib.contextmanager
-def not_reading(gateway: Gateway, **wanted: object) -> Iterator[socket.socket]:
+def not_reading(
+    gateway: Gateway, path: str = "/v1/chat/completions", **wanted: object
+) -> Iterator[socket.socket]:
     """A connection with a small receive buffer, on which a request was posted and nothing is read."""
     with socket.socket() as client:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         client.connect(("127.0.0.1", gateway.server.port))
         data = json.dumps({**HELLO, "stream": True, **wanted}).encode()
-        head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(data)}\r\n\r\n"
+        head = f"POST {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {len(data)}\r\n\r\n"
         client.sendall(head.encode() + data)
         client.setblocking(False)
         yield client
@@ -87,6 +89,30 @@ async def test_a_client_that_never_reads_is_cut_and_others_do_not_notice() -> No
         assert "200000 bytes behind" in error.message
         assert other.count(b"the") == 50_000
         assert gateway.metric("twinpool_slow_clients_cut_total") == 1
+
+
+@pytest.mark.parametrize("n", [1, 4])
+async def test_a_long_prompt_that_is_repeated_is_not_counted(n: int) -> None:
+    """It comes at once, however fast the client is."""
+
+    async def token_by_token() -> AsyncIterator[Output]:
+        for index in range(5):
+            yield Output(THE[:1], index)
+            await asyncio.sleep(0)
+        yield Output((), 5, FinishReason.LENGTH)
+
+    async with running(max_buffered_bytes=50_000) as gateway:
+        service = gateway.service
+        service.max_model_len = 4096
+        service.script = lambda _: token_by_token()
+        wanted = {"prompt": [THE[0]] * 2000, "echo": True, "logprobs": 5, "n": n, "max_tokens": 5}
+        with not_reading(gateway, "/v1/completions", **wanted) as client:
+            await service.until(lambda: len(service.submissions) == n)
+            await asyncio.sleep(0)
+            answer = body_of(await rest_of(client))
+    assert not service.cuts
+    assert len(answer) > n * 200_000
+    assert answer.endswith("data: [DONE]\n\n")
 
 
 async def test_what_waits_for_a_client_of_several_answers_is_bounded_together() -> None:
