@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from twinpool.config import require
 from twinpool.errors import ModelError
 from twinpool.layout import COMPUTE_DTYPES, Dtype, KVLayout
 
@@ -101,6 +102,17 @@ class ModelConfig:
             raise ModelError(
                 f"{directory / 'config.json'} does not describe a decoder: {_sentence(exc)}"
             ) from exc
+
+    def context(self, max_model_len: int | None) -> int:
+        """Tokens of the longest sequence: `max_model_len`, or without it the model's own context.
+
+        Raises:
+            ConfigError: the model was not made for so many.
+        """
+        longest = self.max_positions
+        wanted = longest if max_model_len is None else max_model_len
+        require("--max-model-len", wanted, 2 <= wanted <= longest, f"2 to {longest}, the model's context")
+        return wanted
 
     def kv_layout(self, block_size: int, dtype: Dtype) -> KVLayout:
         """The KV blocks of this model: `block_size` token slots each, elements of `dtype`."""

@@ -96,14 +96,7 @@ class ModelRunner:
         model_config = ModelConfig.from_dir(directory)
         device = resolve_device(config.device)
         dtype = resolve_dtype(config.dtype, device)
-        longest = model_config.max_positions
-        max_model_len = longest if config.max_model_len is None else config.max_model_len
-        require(
-            "--max-model-len",
-            max_model_len,
-            2 <= max_model_len <= longest,
-            f"2 to {longest}, the model's context",
-        )
+        max_model_len = model_config.context(config.max_model_len)
         free_bytes = free_memory(device)
         kv_dtype = resolve_kv_dtype(config.kv_cache_dtype, dtype, device)
         layout = model_config.kv_layout(config.block_size, kv_dtype)

@@ -48,7 +48,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         args, unknown = _parser(arguments).parse_known_args(arguments)
         if unknown:
-            args.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+            parser: CommandParser = args.parser
+            parser.refuse(unknown, getattr(args, "hints", {}))
         status: int = args.run(args)
         sys.stdout.flush()
     except (ConfigError, ModelError) as exc:

@@ -2,25 +2,57 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from twinpool.cli import main
+from twinpool.commands.foreign_flags import HINTS
 
 
 @pytest.mark.parametrize(
     ("arguments", "program", "told"),
     [
         (["serve", "--prefill", "x"], "twinpool serve", "argument --prefill: invalid int value: 'x'"),
-        (["serve", "--colocate=1", "--bogus"], "twinpool serve", "unrecognized arguments: --bogus"),
+        (
+            ["serve", "--colocate=1", "--bogus"],
+            "twinpool serve",
+            "unrecognized arguments: --colocate --bogus",
+        ),
         (["worker"], "twinpool worker", "the following arguments are required: --role"),
         (["api-key", "new", "--bogus"], "twinpool api-key", ""),
         (["nonsense"], "twinpool", "invalid choice: 'nonsense'"),
         (["bench", "--bogus"], "twinpool bench serve", "unrecognized arguments: --bogus"),
         (["bench", "engine", "--bogus"], "twinpool bench engine", "unrecognized arguments: --bogus"),
+        (
+            ["serve", "--api-key", "sk-abc"],
+            "twinpool serve",
+            "arguments: --api-key; --api-key: use --api-keys FILE",
+        ),
+        (
+            ["serve", "M", "--api-key=sk-abc"],
+            "twinpool serve",
+            "arguments: --api-key; --api-key: use --api-keys FILE",
+        ),
+        (
+            ["serve", "--api-key", "-sk-abc"],
+            "twinpool serve",
+            "arguments: --api-key; --api-key: use --api-keys FILE",
+        ),
+        (["serve", "--gpu_memory_utilization", "0.9"], "twinpool serve", "use --kv-memory-fraction"),
+        (["serve", "M", "-tp", "2"], "twinpool serve", "-tp: not there yet"),
+        (["serve", "--max_num_seqs", "2"], "twinpool serve", "--max_num_seqs: is --max-num-seqs meant?"),
+        (
+            ["serve", "M", "--served-model-name", "a", "b"],
+            "twinpool serve",
+            "--served-model-name takes one name",
+        ),
+        (["bench", "--api-ke", "sk-abc"], "twinpool bench serve", "--api-ke"),
         ([], "twinpool", "the following arguments are required: COMMAND"),
     ],
 )
@@ -35,6 +67,31 @@ def test_a_mistake_is_one_line(
     assert error.endswith(f"; see `{program} --help`\n" if told else " --help`\n")
     assert told in error
     assert error.count("\n") == 1
+    assert "sk-abc" not in error
+
+
+def test_what_is_said_of_other_servers_flags_names_flags_that_there_are(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["serve", "--help"])
+    told = capsys.readouterr().out
+    known = set(re.findall(r"--[a-z][a-z-]+", told))
+    assert set(re.findall(r"--[a-z][a-z-]+", " ".join(HINTS.values()))) <= known
+    assert not known & HINTS.keys()
+    assert told.rstrip().splitlines()[-1].endswith("docs/from-vllm.md")
+
+
+def test_a_context_that_the_model_does_not_have_is_refused_before_workers_start(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8}
+    config = {**sizes, "vocab_size": 8, "max_position_embeddings": 64, "architectures": ["LlamaForCausalLM"]}
+    (tmp_path / "config.json").write_text(json.dumps({**config, "model_type": "llama"}))
+    assert main(["serve", str(tmp_path), "--max-model-len", "65"]) == 2
+    told = capsys.readouterr().err
+    assert "--max-model-len is 65" in told
+    assert "2 to 64, the model's context" in told
 
 
 def test_output_that_nobody_reads_ends_a_command_without_a_word() -> None:

@@ -16,6 +16,7 @@ from twinpool.commands.flags import (
     scheduler_config,
     transfer_config,
 )
+from twinpool.commands.foreign_flags import HINTS
 from twinpool.commands.gateway_flags import add_gateway_flags, gateway_config
 from twinpool.commands.join_token import add_join_token_flag, token_to_serve_with
 from twinpool.commands.record_flags import add_record_flags, record_config
@@ -25,7 +26,7 @@ from twinpool.errors import ConfigError
 
 _ENDPOINT = (
     Flag("--served-model-name", CoordinatorConfig, "served_model_name", "NAME",
-         "what clients call the model (default: its own name)"),
+         "the one name that clients call the model by (default: its own)"),
     Flag("--host", CoordinatorConfig, "host", "ADDRESS", "address to listen on"),
     Flag("--port", CoordinatorConfig, "port", "PORT", "port to listen on; 0: any free one", int),
     Flag("--max-queue-requests", CoordinatorConfig, "max_queue_requests", "N",
@@ -42,6 +43,14 @@ _ENDPOINT = (
          "a link between workers that measures less, in 1e9 bytes per second, is reported as an error", float),
     Flag("--drain", CoordinatorConfig, "drain_s", "SECONDS", "on SIGTERM, time for running requests to end", float),
 )  # fmt: skip
+_EXAMPLES = """\
+examples:
+  twinpool serve                                        the built-in model, 1 prefill + 1 decode worker
+  twinpool serve Qwen/Qwen3-0.6B --prefill 2 --decode 2 --max-model-len 4096
+  twinpool serve ./my-model --colocated 1 --api-keys keys.toml --host 0.0.0.0
+
+flags of vLLM and SGLang, and what they are here: docs/from-vllm.md
+"""
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
@@ -50,6 +59,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "serve",
         help="serve a model over HTTP",
         description="Serves MODEL behind an OpenAI-compatible endpoint, on prefill and decode workers of this host.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
         "model",
@@ -84,7 +95,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     add_join_token_flag(joining)
     add_gateway_flags(parser)
     add_record_flags(parser)
-    parser.set_defaults(worker_actions=add_worker_flags(parser))
+    parser.set_defaults(worker_actions=add_worker_flags(parser), hints=HINTS)
     return parser
 
 
@@ -112,12 +123,22 @@ def run(args: argparse.Namespace) -> int:
         record=record_config(args),
     )
     gateway = gateway_config(args)
+    if engine.max_model_len is not None:
+        _check_context(args.model, engine.max_model_len)
     collector.put_off()
     from twinpool.coordinator.site import serve
     from twinpool.kv_transfer.faulty import FaultPlan
 
     FaultPlan.parse(transfer_config(args, "local").faults)
     return serve(config, gateway, args.model, worker_specs(args, plan))
+
+
+def _check_context(model: str | None, max_model_len: int) -> None:
+    """Raises ConfigError if the model was not made for so many tokens, before weights are fetched or workers start."""
+    from twinpool.engine.model_config import ModelConfig
+    from twinpool.engine.model_files import resolve
+
+    ModelConfig.from_dir(resolve(model, needs_weights=False).path).context(max_model_len)
 
 
 def worker_specs(args: argparse.Namespace, plan: PoolPlan) -> list[WorkerSpec]:
