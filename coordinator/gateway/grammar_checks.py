@@ -101,16 +101,18 @@ class GrammarChecks:
             return grammar, error
         if self._refusal:
             return grammar, self._refusal
+        is_new = self._process is None
         if self._process is None:
             self._process = _Process(self._tokenizer)
             self._refusal = self._process.refusal
-            return self._check(grammar)
+            if self._refusal:
+                return grammar, self._refusal
         try:
             checked, error = self._process.ask(grammar)
         except _Lost as exc:
             self._process = None
-            if exc.status not in _REASONS:  # somebody else ended it
-                return grammar, str(exc)
+            if exc.status not in _REASONS:  # somebody else ended it, perhaps long ago
+                return (grammar, str(exc)) if is_new else self._check(grammar)
             checked, error = grammar, str(exc)
         # What GBNF is in Lark would have to be remembered too.
         if error or grammar.kind is not GrammarKind.GBNF:

@@ -83,6 +83,17 @@ async def test_one_that_takes_too_much_is_refused_and_the_next_one_passes(checks
     assert await checks.checked(Constraint(passing, "guided_regex")) == passing
 
 
+async def test_a_process_that_somebody_has_ended_is_replaced_for_the_next_grammar(
+    checks: GrammarChecks,
+) -> None:
+    await checks.checked(Constraint(FINE, "guided_json"))
+    (process,) = processes()
+    process.kill()
+    process.wait(10)
+    fresh = Grammar(GrammarKind.REGEX, "[a-z]{2,7}")
+    assert await checks.checked(Constraint(fresh, "guided_regex")) == fresh
+
+
 async def test_many_that_come_at_once_are_all_answered(checks: GrammarChecks) -> None:
     several = [Grammar(GrammarKind.REGEX, f"{'(' * (i % 2)}a{i % 7}") for i in range(40)]
     answers = await asyncio.gather(
