@@ -99,6 +99,11 @@ def test_a_format_of_calls_is_refused_for_a_model_that_never_hears_of_tools() ->
     ("template", "flag", "reason"),
     [
         (PLAIN, ToolCallFormat.AUTO, "chat template takes no tools"),
+        (
+            PLAIN,
+            ToolCallFormat.AUTO,
+            r"one that was made for tools, like Qwen/Qwen2\.5-0\.5B-Instruct \(docs/tools\.md",
+        ),
         (QWEN, ToolCallFormat.NONE, "reads no calls of tools"),
         (QWEN_CODER, ToolCallFormat.AUTO, "in a way that this server does not read"),
     ],

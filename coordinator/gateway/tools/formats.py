@@ -19,6 +19,8 @@ from twinpool.request import Grammar
 
 _NOT_HERMES = ("<function=", "<arg_key>")
 """Of templates that put something else than JSON between the same tags (Qwen3-Coder, GLM 4)."""
+MODEL_WITH_TOOLS = "Qwen/Qwen2.5-0.5B-Instruct"
+"""A small one, by the template that it comes with."""
 _OR_DO_WITHOUT = 'leave tools out, or set tool_choice to "none"'
 
 
@@ -115,7 +117,10 @@ def _tool_format(name: ToolCallFormat, template: str, added: Mapping[str, int]) 
 
 def _why_no_tools(takes_tools: bool, flag: ToolCallFormat) -> str:
     if not takes_tools:
-        return "this model's chat template takes no tools, so the model would not know of them"
+        return (
+            "this model's chat template takes no tools, so the model would not know of them; "
+            f"the operator can serve one that was made for tools, like {MODEL_WITH_TOOLS} (docs/tools.md)"
+        )
     if flag is ToolCallFormat.NONE:
         return "this server reads no calls of tools (--tool-call-parser none)"
     return (
