@@ -16,7 +16,7 @@ from twinpool.bounds import MOST_PROMPT_LOGPROBS
 from twinpool.config import CoordinatorConfig
 from twinpool.coordinator.accounts import Account, Accounts
 from twinpool.coordinator.lifecycle import Request
-from twinpool.coordinator.pace import Pace, PrefillPace
+from twinpool.coordinator.pace import Pace, PrefillPace, Stays
 from twinpool.coordinator.registry import Registry
 from twinpool.coordinator.service import Submission
 from twinpool.coordinator.waiting import Ahead, WaitingQueue
@@ -32,15 +32,22 @@ from twinpool.errors import (
 
 
 class Admission:
-    """Says yes or no to a new request. `pace` is how the queue moves, `prefill` how prompts are computed."""
+    """Says yes or no to a new request. `pace` is how the queue moves, `prefill` how prompts are computed, `stays` how
+    long requests were with workers."""
 
     def __init__(
-        self, config: CoordinatorConfig, registry: Registry, queue: WaitingQueue, accounts: Accounts
+        self,
+        config: CoordinatorConfig,
+        registry: Registry,
+        queue: WaitingQueue,
+        accounts: Accounts,
+        stays: Stays,
     ) -> None:
         self._config = config
         self._registry = registry
         self._queue = queue
         self._accounts = accounts
+        self._stays = stays
         self.pace = Pace()
         self.prefill = PrefillPace()
 
@@ -159,6 +166,9 @@ class Admission:
             return None
         ahead = self._queue.until_left(over_requests, over_tokens, account)
         wait_s = self.pace.seconds_for(ahead.num_requests + 1, ahead.num_tokens, now)
+        if wait_s is None:  # nobody has waited for long enough to tell
+            in_flight = self._registry.in_flight()
+            wait_s = self._stays.seconds_until_left(ahead.num_requests + 1, in_flight)
         # Nobody waits longer than max_wait_s, so there is room by then whatever the rate.
         retry_after_s = self._config.max_wait_s if wait_s is None else min(wait_s, self._config.max_wait_s)
         return QueueFull(f"the server is busy: {what}", retry_after_s=retry_after_s)

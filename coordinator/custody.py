@@ -12,7 +12,7 @@ from twinpool.config import CoordinatorConfig
 from twinpool.coordinator.ended import EndedRequests
 from twinpool.coordinator.events import Command, Emit, Note, Send
 from twinpool.coordinator.lifecycle import Leg, LegKind, Move, Request, Resource
-from twinpool.coordinator.pace import AnswerLengths
+from twinpool.coordinator.pace import AnswerLengths, Stays
 from twinpool.coordinator.registry import Registry, Worker
 from twinpool.coordinator.retries import RetryBudget
 from twinpool.coordinator.service import Output
@@ -53,6 +53,7 @@ class Custody:
         self._emit = emit
         self.requests: dict[str, Request] = {}
         self.answers = AnswerLengths()
+        self.stays = Stays()
         self.finished = FinishedTimelines(config.finished_timelines)
         self.ended = EndedRequests(is_wanted=config.record is not None)
 
@@ -117,6 +118,8 @@ class Custody:
         if move is Move.FINISH:
             self._tally.timings[Timing.E2E].observe(now - request.timeline.received_at)
             self.answers.observe(request.timeline.num_output_tokens)
+            if request.timeline.attempts:
+                self.stays.observe(now - request.timeline.attempts[-1].started_at)
         if not is_silent:
             self._emit_last(request, finish, error)
         self.move(request, move, now)

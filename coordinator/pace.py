@@ -71,7 +71,7 @@ class Pace:
         if open_s * sums.weight > sums.seconds:
             sums = self._with(open_s)
         elif not sums.weight and open_s >= LEAST_EVIDENCE_S:
-            sums = self._with(2 * open_s)  # as good a guess as any that half of the first has passed
+            return self._guess_s(num_departures, num_tokens, open_s)
         if not sums.weight:
             return None
         num = sums.weight
@@ -90,12 +90,39 @@ class Pace:
         # What has passed of the open interval is taken off, up to the shortest that an interval should be.
         return max(0.0, wait_s - min(open_s, max(0.0, mean_s - MARGIN * deviation_s)))
 
+    def _guess_s(self, num_departures: int, num_tokens: int, open_s: float) -> float:
+        """What `seconds_for` makes of the first interval alone, while it is open: half of it has passed, as good a
+        guess as any, and requests with fewer tokens than the one that began it take proportionally less."""
+        interval_s = 2 * open_s
+        all_alike_s = (num_departures - 1) * interval_s
+        if not self._last_tokens:
+            return interval_s - open_s + all_alike_s
+        return interval_s - open_s + min(all_alike_s, interval_s * num_tokens / self._last_tokens)
+
     def _with(self, interval_s: float) -> _Sums:
         """The sums with one more interval: the one that the request that left last began."""
         keep = min(max(math.exp(-interval_s / WINDOW_S), 1 - 1 / LEAST_MEMORY), 1 - 1 / MOST_MEMORY)
         tokens = self._last_tokens
         new = _Sums(1.0, interval_s, tokens, interval_s**2, interval_s * tokens, tokens**2)
         return _Sums(*(old * keep + value for old, value in zip(self._sums, new, strict=True)))
+
+
+class Stays:
+    """How long requests stay with workers, from the last `REMEMBERED_ANSWERS` that were answered."""
+
+    def __init__(self) -> None:
+        self._seconds: deque[float] = deque(maxlen=REMEMBERED_ANSWERS)
+
+    def observe(self, seconds: float) -> None:
+        """A request was answered so long after its last attempt began."""
+        self._seconds.append(seconds)
+
+    def seconds_until_left(self, num_departures: int, num_in_flight: int) -> float | None:
+        """Predicted time until so many of requests that take turns at `num_in_flight` places have left; None without
+        evidence."""
+        if not self._seconds:
+            return None
+        return fmean(self._seconds) * num_departures / max(1, num_in_flight)
 
 
 class AnswerLengths:

@@ -103,6 +103,11 @@ class Worker:
         """Legs that it was told to cancel and has not let go of."""
         return sum(leg.cancelled_at is not None for leg in self.legs.values())
 
+    def pending_before(self, num_tokens: int) -> int:
+        """Prompt tokens that wait here and go before a prompt with so many to compute: those of prompts with no more,
+        for the shortest goes first."""
+        return sum(leg.pending_tokens for leg in self.legs.values() if leg.pending_tokens <= num_tokens)
+
     def open(self, leg: Leg) -> None:
         """Counts `leg` as held here."""
         self.legs[leg.key] = leg

@@ -21,8 +21,8 @@ MAX_CHUNKS = 256
 MAX_INDEXED_CHUNKS = 65_536
 MAX_PENDING_PROMPT_TOKENS = 16_384
 MAX_PENDING_S = 0.5
-"""A worker where prompts of more than this time wait gets no more: what waits there has left the queue's order, and
-`max_wait_s` does not bound it any more."""
+"""A worker where prompts of more than this time go before a prompt does not get it yet: what waits there has left the
+queue's order, and `max_wait_s` does not bound it any more."""
 STEP_TOKENS = 256
 """What may wait at a worker whatever its pace: enough for an efficient step (DESIGN.md, figures behind defaults)."""
 GROWTH_TOKENS = 64
@@ -172,15 +172,19 @@ class Router:
         return sorted(found, key=_by_cost)
 
     def _has_time(self, worker: Worker, request: Request) -> bool:
-        """Whether the prompt would start soon at the worker: behind less than `STEP_TOKENS`, or in at most
-        `MAX_PENDING_S` at the measured pace, a hybrid's own. Before anything is measured only the former counts."""
-        pending = worker.pending_tokens
-        if pending < STEP_TOKENS:
+        """Whether the prompt would start soon at the worker: behind less than `STEP_TOKENS` that go before it, or in at
+        most `MAX_PENDING_S` at the measured pace, a hybrid's own. Before anything is measured only the former
+        counts."""
+        if worker.pending_tokens < STEP_TOKENS:
             return True
-        is_short = pending + request.num_tokens <= MAX_PENDING_PROMPT_TOKENS
+        if worker.pending_tokens + request.num_tokens > MAX_PENDING_PROMPT_TOKENS:
+            return False
+        before = worker.pending_before(request.num_tokens - self.matched(request, worker))
+        if before < STEP_TOKENS:
+            return True
         if (pace := worker.pace) is not None:
-            return is_short and pending * pace.prompt_token_s <= MAX_PENDING_S
-        return is_short and 0 < self._pace.seconds_before(pending) <= MAX_PENDING_S
+            return before * pace.prompt_token_s <= MAX_PENDING_S
+        return 0 < self._pace.seconds_before(before) <= MAX_PENDING_S
 
     def _heard_pairs(self, now: float) -> Iterator[tuple[Worker, Worker]]:
         """Linked pairs that may have room before long."""

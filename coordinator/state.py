@@ -94,7 +94,7 @@ class CoordinatorCore:
             config, self.queue, self.registry, self.retries, self.tally, self._commands.append
         )
         self._delivery = Delivery(self._custody, self.tally, self._commands.append)
-        self._admission = Admission(config, self.registry, self.queue, self.accounts)
+        self._admission = Admission(config, self.registry, self.queue, self.accounts, self._custody.stays)
         self._router = Router(
             self.registry,
             self._admission.prefill,

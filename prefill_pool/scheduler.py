@@ -103,11 +103,12 @@ class Admission(Protocol):
 class PrefillScheduler:
     """Prompts that wait and prompts that are under way, over one block pool.
 
-    Order of a step: prompts older than `max_queue_age_s`, oldest first; then those with the fewest tokens
-    left. A prompt starts with the blocks for all its tokens and `headroom_tokens` of growth, or not at all;
-    once the first that wants to start does not fit, none behind it starts, so a long one is not starved of
-    blocks. One of which half or more is just being computed, as the beginning of another, waits until it is cached:
-    several answers to one prompt, and a burst of requests with one system prompt, compute it once.
+    Order of a step: prompts older than `max_queue_age_s`, oldest first, in no more than half of the step if younger
+    ones need the other half; then those with the fewest tokens left. A prompt starts with the blocks for all its tokens
+    and `headroom_tokens` of growth, or not at all; once the first that wants to start does not fit, none behind it
+    starts, so a long one is not starved of blocks. One of which half or more is just being computed, as the beginning
+    of another, waits until it is cached: several answers to one prompt, and a burst of requests with one system prompt,
+    compute it once.
     """
 
     def __init__(self, pool: BlockPool, config: SchedulerConfig, headroom_tokens: int = 0) -> None:
@@ -162,11 +163,16 @@ class PrefillScheduler:
 
     def plan(self, now: float, token_budget: int, admission: Admission) -> list[SequenceSlice]:
         """The chunks of one step, `token_budget` tokens at most together."""
-        slices: list[SequenceSlice] = []
+        ranked = sorted(self._prompts.values(), key=lambda p: self._rank(p, now))
+        num_kept = self._num_kept(ranked, token_budget, now)
+        shares: list[tuple[Prompt, int]] = []
         starting = True
-        for prompt in sorted(self._prompts.values(), key=lambda p: self._rank(p, now)):
+        for prompt in ranked:
             if not token_budget:
                 break
+            most = token_budget - (num_kept if self._is_old(prompt, now) else 0)
+            if not most:
+                continue
             if prompt.table is None:
                 if self._is_soon_cached(prompt, now):
                     continue
@@ -175,9 +181,14 @@ class PrefillScheduler:
                 if not self._try_start(prompt, now, admission):
                     starting = False
                     continue
-            chunk = self._slice(prompt, token_budget)
-            token_budget -= len(chunk.token_ids)
-            slices.append(chunk)
+            shares.append((prompt, min(prompt.num_left, most)))
+            token_budget -= shares[-1][1]
+        # What was kept for prompts that could not start then.
+        slices = []
+        for prompt, num_tokens in shares:
+            more = min(prompt.num_left - num_tokens, token_budget)
+            slices.append(self._slice(prompt, num_tokens + more))
+            token_budget -= more
         return slices
 
     def complete(self, chunk: SequenceSlice, scores: Sequence[TokenLogprobs] = ()) -> Prompt:
@@ -217,7 +228,7 @@ class PrefillScheduler:
     def _is_soon_cached(self, prompt: Prompt, now: float) -> bool:
         """Whether prompts under way are computing half or more of what it lacks. One that is old enough waits no
         more."""
-        if not self._shares_prefixes or now - prompt.arrived_at >= self._max_age_s:
+        if not self._shares_prefixes or self._is_old(prompt, now):
             return False
         usable = len(self._usable(prompt))
         under_way = [other for other in self._prompts.values() if other.table]
@@ -231,8 +242,17 @@ class PrefillScheduler:
         num_lacking = prompt.num_tokens - num_cached * self._pool.block_size
         return num_saved >= max(LEAST_SAVED_TOKENS, num_lacking / 2)
 
+    def _is_old(self, prompt: Prompt, now: float) -> bool:
+        return now - prompt.arrived_at >= self._max_age_s
+
+    def _num_kept(self, ranked: Sequence[Prompt], token_budget: int, now: float) -> int:
+        """Tokens of a step that old prompts leave to younger ones: a long one that is old delays no short one for
+        longer than a step takes, and is itself at most twice as slow."""
+        needed = sum(prompt.num_left for prompt in ranked if not self._is_old(prompt, now))
+        return min(token_budget // 2, needed)
+
     def _rank(self, prompt: Prompt, now: float) -> tuple[bool, float, float]:
-        if now - prompt.arrived_at >= self._max_age_s:
+        if self._is_old(prompt, now):
             return False, prompt.arrived_at, 0
         return True, prompt.num_left, prompt.arrived_at
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from twinpool.coordinator.pace import Pace, PrefillPace
+from twinpool.coordinator.pace import Pace, PrefillPace, Stays
 
 
 def steady(pace: Pace, num_departures: int, interval_s: float, num_tokens: int = 50) -> float:
@@ -70,6 +70,24 @@ def test_a_server_that_lets_nobody_go_is_slower_than_its_history_says() -> None:
     assert fresh.seconds_for(2, 0, 4.0) == pytest.approx(
         12.0
     )  # half of the first interval has passed, it guesses
+
+
+def test_who_waits_behind_one_long_prompt_does_not_wait_for_as_long_again_each() -> None:
+    pace = Pace()
+    pace.departed(8000, 0.0)
+    pace.observe(0.0, is_waiting=True)
+    short = pace.seconds_for(7, 6 * 40, 6.0)
+    assert short == pytest.approx(6.0 + 12.0 * 240 / 8000)
+    assert pace.seconds_for(2, 80_000, 6.0) == pytest.approx(6.0 + 12.0)
+
+
+def test_what_requests_took_says_when_some_will_have_left_before_anybody_waited() -> None:
+    stays = Stays()
+    assert stays.seconds_until_left(1, 1) is None
+    stays.observe(2.0)
+    stays.observe(4.0)
+    assert stays.seconds_until_left(4, 2) == pytest.approx(6.0)
+    assert stays.seconds_until_left(1, 0) == pytest.approx(3.0)
 
 
 @pytest.mark.parametrize("slow_s", [0.05, 20.0])

@@ -116,6 +116,22 @@ def test_no_more_prompts_wait_at_a_worker_than_a_step_or_half_a_second_takes() -
     assert (pending, len(driver.core.queue)) == (600, 10)
 
 
+def test_a_short_prompt_goes_to_the_only_worker_though_a_long_one_is_under_way_there() -> None:
+    """The worker computes the shortest first: what waits behind a prompt is none of its wait."""
+    driver = CoreDriver()
+    for worker_id, role in (("P", Role.PREFILL), ("D", Role.DECODE)):
+        driver.join(worker_id, role, num_blocks=4096, max_model_len=65536)
+    driver.link("P", "D")
+    driver.submit("long", num_prompt=8000)
+    driver.submit("short", num_prompt=40, first=10_000)
+    driver.submit("as long", num_prompt=8000, first=20_000)
+    assert [driver.state(name) for name in ("long", "short", "as long")] == [
+        "prefilling",
+        "prefilling",
+        "queued",
+    ]
+
+
 def test_another_salt_shares_no_prefix() -> None:
     assert prefix_chain(range(200), "") != prefix_chain(range(200), "tenant")
 

@@ -90,6 +90,24 @@ def test_an_old_prompt_goes_before_shorter_ones_so_nothing_starves() -> None:
     assert now >= 2.0
 
 
+def test_an_old_prompt_leaves_half_of_each_step_to_younger_ones_that_need_it() -> None:
+    bench = Bench(max_queue_age_s=2.0)
+    bench.scheduler.add(job("long", 100), 0.0)
+    bench.scheduler.add(job("short", 6, first=5), 3.0)
+    bench.scheduler.add(job("middle", 30, first=500), 3.0)
+    assert bench.step(20, now=3.0) == [("long", 0, 10), ("short", 0, 6), ("middle", 0, 4)]
+    assert bench.step(20, now=3.0) == [("long", 10, 20), ("middle", 4, 14)]
+    assert bench.step(40, now=3.0) == [("long", 20, 44), ("middle", 14, 30)]
+    assert bench.step(40, now=3.0) == [("long", 44, 84)]
+
+
+def test_what_was_kept_for_one_that_cannot_start_is_used_by_the_old() -> None:
+    bench = Bench(num_blocks=6, max_queue_age_s=2.0)
+    bench.scheduler.add(job("long", 20), 0.0)
+    bench.scheduler.add(job("big", 12, first=500), 3.0)
+    assert bench.step(10, now=3.0) == [("long", 0, 10)]
+
+
 def test_a_prompt_starts_with_all_its_blocks_or_waits() -> None:
     bench = Bench(num_blocks=4)
     bench.scheduler.add(job("first", 9), 0.0)
