@@ -167,11 +167,11 @@ class SchedulerConfig:
     `token_budget` bounds the tokens of one step (the chunk); None is the role's own. `max_num_seqs` bounds the
     sequences that decode together. `headroom_tokens` is the growth room that a sequence must have before decode
     admits it, as KV slots beyond its prompt (less when its `max_tokens` is less). `max_queue_age_s` is the age at
-    which a waiting prompt goes before shorter ones. `max_parked_blocks` bounds the blocks on prefill whose prompts
-    wait for a grant of decode (None: half the pool). `transfer_timeout_s` bounds the wait for a granted transfer
-    beyond what its bytes take at the measured rate. `grant_timeout_s` bounds the wait of a job for room on decode; then
-    it is sent back, to be started again where there is room. A `hybrid` prefill or decode worker also takes whole jobs,
-    and its steps keep every stream's gaps within `itl_budget_ms`.
+    which a prompt goes before shorter ones, in up to half of each step. `max_parked_blocks` bounds the blocks on
+    prefill whose prompts wait for a grant of decode (None: half the pool). `transfer_timeout_s` bounds the wait for a
+    granted transfer beyond what its bytes take at the measured rate. `grant_timeout_s` bounds the wait of a job for
+    room on decode; then it is sent back, to be started again where there is room. A `hybrid` prefill or decode worker
+    also takes whole jobs, and its steps keep every stream's gaps within `itl_budget_ms`.
     """
 
     token_budget: int | None = None
