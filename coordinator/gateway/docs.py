@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from http import HTTPMethod
 from typing import Any
@@ -22,10 +22,12 @@ from twinpool.coordinator.gateway.documented_answers import (
     PARAMETERS,
     SCHEMAS,
     STATUSES,
-    STREAM,
     generation_headers,
     headers_of,
+    stream_schema,
 )
+from twinpool.coordinator.gateway.extensions import ExtensionFields
+from twinpool.coordinator.gateway.field_descriptions import DESCRIPTIONS, EXTENSIONS, describe_fields
 from twinpool.coordinator.gateway.front import METRICS_PATH, OPEN_PATHS
 from twinpool.coordinator.gateway.messages_api.errors import speaks_messages
 
@@ -77,6 +79,7 @@ def document(app: FastAPI, open_paths: Collection[str] | None) -> dict[str, Any]
     bodies = list(dict.fromkeys(body for route in routes if (body := _operation(route).body) is not None))
     schemas, components = msgspec.json.schema_components(bodies, ref_template=_SCHEMAS + "{name}")
     schema_of = dict(zip(bodies, schemas, strict=True))
+    _describe_fields(bodies, components)
     paths: dict[str, dict[str, Any]] = {}
     errors: dict[str, Any] = {}
     for route in routes:
@@ -101,6 +104,17 @@ def document(app: FastAPI, open_paths: Collection[str] | None) -> dict[str, Any]
     if open_paths is not None:
         made["components"]["securitySchemes"] = _KEYS
     return made
+
+
+def _describe_fields(
+    bodies: Iterable[type[msgspec.Struct]], components: Mapping[str, dict[str, Any]]
+) -> None:
+    for name, texts in DESCRIPTIONS.items():
+        describe_fields(components[name], texts)
+    for body in bodies:
+        if issubclass(body, ExtensionFields):
+            own = {field: EXTENSIONS[field] for field in ExtensionFields.__struct_fields__}
+            describe_fields(components[body.__name__], own)
 
 
 _KEYS: Mapping[str, Any] = {
@@ -157,7 +171,7 @@ def _described(
     ok: dict[str, Any] = {"description": "Done.", "content": content, "headers": headers_of(200)}
     if op.generates:
         parameters += PARAMETERS
-        content["text/event-stream"] = {"schema": STREAM}
+        content["text/event-stream"] = {"schema": stream_schema(route.path_format)}
         ok["description"] = "The answer: whole, or with `stream` as server-sent events."
         ok["headers"] = generation_headers(has_quotas=needs_key)
     if op.body is not None:

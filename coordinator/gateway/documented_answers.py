@@ -5,65 +5,63 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-_STRING, _WHOLE, _NUMBER = {"type": "string"}, {"type": "integer"}, {"type": "number"}
-
-
-def _object(**properties: Any) -> dict[str, Any]:
-    """An object with at least these fields."""
-    return {"type": "object", "required": list(properties), "properties": properties}
-
-
-def _or_null(schema: Mapping[str, Any]) -> dict[str, Any]:
-    return {"anyOf": [schema, {"type": "null"}]}
-
-
-_ANY: dict[str, Any] = {}
-_LIST = {"type": "array"}
-_CARD = _object(
-    id=_STRING, object={"const": "model"}, created=_WHOLE, owned_by=_STRING, max_model_len=_or_null(_WHOLE)
+from twinpool.coordinator.gateway.answer_schemas import (
+    ANSWER_SCHEMAS,
+    NUMBER,
+    STRING,
+    WHOLE,
+    object_of,
+    or_null,
+    schema_ref,
 )
-_USAGE = _object(prompt_tokens=_WHOLE, completion_tokens=_WHOLE, total_tokens=_WHOLE)
+
+_LIST = {"type": "array"}
+_CARD = object_of(
+    id=STRING, object={"const": "model"}, created=WHOLE, owned_by=STRING, max_model_len=or_null(WHOLE)
+)
 
 ANSWERS: Mapping[str, tuple[str, dict[str, Any]]] = {
     path: ("application/json", schema)
     for path, schema in {
-        "/v1/chat/completions": _object(
-            id=_STRING, object={"const": "chat.completion"}, created=_WHOLE, model=_STRING, choices=_LIST, usage=_USAGE
+        "/v1/chat/completions": schema_ref("ChatCompletion"),
+        "/v1/completions": schema_ref("TextCompletion"),
+        "/v1/responses": object_of(
+            id=STRING, object={"const": "response"}, created_at=NUMBER, status=STRING, model=STRING, output=_LIST
         ),
-        "/v1/completions": _object(
-            id=_STRING, object={"const": "text_completion"}, created=_WHOLE, model=_STRING, choices=_LIST, usage=_USAGE
+        "/v1/responses/input_tokens": object_of(object=STRING, input_tokens=WHOLE),
+        "/v1/messages": object_of(
+            id=STRING, type={"const": "message"}, role={"const": "assistant"}, model=STRING, content=_LIST,
+            stop_reason=or_null(STRING), usage={"type": "object"},
         ),
-        "/v1/responses": _object(
-            id=_STRING, object={"const": "response"}, created_at=_NUMBER, status=_STRING, model=_STRING, output=_LIST
-        ),
-        "/v1/responses/input_tokens": _object(object=_STRING, input_tokens=_WHOLE),
-        "/v1/messages": _object(
-            id=_STRING, type={"const": "message"}, role={"const": "assistant"}, model=_STRING, content=_LIST,
-            stop_reason=_or_null(_STRING), usage={"type": "object"},
-        ),
-        "/v1/messages/count_tokens": _object(input_tokens=_WHOLE),
-        "/tokenize": _object(count=_WHOLE, max_model_len=_or_null(_WHOLE), tokens=_LIST),
-        "/detokenize": _object(prompt=_STRING),
-        "/v1/models": _object(object={"const": "list"}, data={"type": "array", "items": _CARD}),
+        "/v1/messages/count_tokens": object_of(input_tokens=WHOLE),
+        "/tokenize": object_of(count=WHOLE, max_model_len=or_null(WHOLE), tokens=_LIST),
+        "/detokenize": object_of(prompt=STRING),
+        "/v1/models": object_of(object={"const": "list"}, data={"type": "array", "items": _CARD}),
         "/v1/models/{name}": _CARD,
-        "/v1/requests/{request_id}/timeline": _object(request_id=_STRING),
-        "/v1/requests/{request_id}/cancel": _object(request_id=_STRING, was_running={"type": "boolean"}),
-        "/health": _object(status=_STRING, reason=_STRING),
-        "/ready": _object(ready={"type": "boolean"}, reason=_STRING),
-        "/version": _object(version=_STRING),
+        "/v1/requests/{request_id}/timeline": object_of(request_id=STRING),
+        "/v1/requests/{request_id}/cancel": object_of(request_id=STRING, was_running={"type": "boolean"}),
+        "/health": object_of(status=STRING, reason=STRING),
+        "/ready": object_of(ready={"type": "boolean"}, reason=STRING),
+        "/version": object_of(version=STRING),
     }.items()
-} | {"/metrics": ("text/plain", _STRING)}  # fmt: skip
+} | {"/metrics": ("text/plain", STRING)}  # fmt: skip
 """The media type and the schema of a path's 200: fields that are always there."""
-STREAM = {
-    "type": "string",
-    "description": "Server-sent events; each `data` is a JSON object, the last may be `[DONE]`.",
-}
+_CHUNKS = {"/v1/chat/completions": "ChatCompletionChunk", "/v1/completions": "TextCompletionChunk"}
+
+
+def stream_schema(path: str) -> dict[str, Any]:
+    """What a stream of the route `path` is. `x-event` is the schema of its events, where the document has one."""
+    text = "Server-sent events; each `data` is a JSON object, the last may be `[DONE]`."
+    event = {"x-event": schema_ref(_CHUNKS[path])} if path in _CHUNKS else {}
+    return {"type": "string", "description": text, **event}
+
 
 SCHEMAS: Mapping[str, Any] = {
-    "Error": _object(
-        error=_object(message=_STRING, type=_STRING, param=_or_null(_STRING), code=_or_null(_STRING))
+    **ANSWER_SCHEMAS,
+    "Error": object_of(
+        error=object_of(message=STRING, type=STRING, param=or_null(STRING), code=or_null(STRING))
     ),
-    "MessagesError": _object(type={"const": "error"}, error=_object(type=_STRING, message=_STRING)),
+    "MessagesError": object_of(type={"const": "error"}, error=object_of(type=STRING, message=STRING)),
 }
 
 STATUSES: Mapping[int, str] = {
@@ -83,7 +81,7 @@ STATUSES: Mapping[int, str] = {
 }
 
 
-def _header(description: str, schema: Mapping[str, Any] = _STRING) -> dict[str, Any]:
+def _header(description: str, schema: Mapping[str, Any] = STRING) -> dict[str, Any]:
     return {"description": description, "schema": schema}
 
 
@@ -91,16 +89,16 @@ _QUOTA_HEADERS: Mapping[str, dict[str, Any]] = {
     f"X-RateLimit-{what}-{unit}": _header(text.format(unit=unit.lower()), schema)
     for unit in ("Requests", "Tokens")
     for what, text, schema in (
-        ("Limit", "{unit} per minute of the tenant's quota, where it has one.", _WHOLE),
-        ("Remaining", "What is left of them.", _WHOLE),
-        ("Reset", "When all of them are there again, like 120ms, 1s or 6m0s.", _STRING),
+        ("Limit", "{unit} per minute of the tenant's quota, where it has one.", WHOLE),
+        ("Remaining", "What is left of them.", WHOLE),
+        ("Reset", "When all of them are there again, like 120ms, 1s or 6m0s.", STRING),
     )
 }
 HEADERS: Mapping[str, dict[str, Any]] = {
     "X-Request-Id": _header("The request's id: the one that was sent, or else one of ours."),
     "X-Twinpool-Warning": _header("Fields that were ignored."),
-    "Retry-After": _header("Seconds.", _WHOLE),
-    "Retry-After-Ms": _header("The same in milliseconds.", _WHOLE),
+    "Retry-After": _header("Seconds.", WHOLE),
+    "Retry-After-Ms": _header("The same in milliseconds.", WHOLE),
     "X-Should-Retry": _header("`false`: the same request again cannot help."),
     "WWW-Authenticate": _header("Bearer."),
     **_QUOTA_HEADERS,
@@ -138,16 +136,16 @@ PARAMETERS: Sequence[dict[str, Any]] = [
             "X-Request-Id",
             "Names the request: 1 to 128 letters, digits, '.', '_', ':' or '-'; another one is replaced. One that a "
             "running request of yours has is refused with 409.",
-            _STRING,
+            STRING,
         ),
-        ("X-Allow-Duplicate", "`true`: run it all the same, under the id with a suffix.", _STRING),
+        ("X-Allow-Duplicate", "`true`: run it all the same, under the id with a suffix.", STRING),
         (
             "X-Request-Timeout",
             "Seconds from now in which the answer must be complete; waiting counts. The smaller of this and the body's "
             "`timeout` holds.",
             {"type": "number", "exclusiveMinimum": 0},
         ),
-        ("X-Twinpool-Usage", "`1`: the usage has a block `twinpool`, as the body's field asks for.", _STRING),
+        ("X-Twinpool-Usage", "`1`: the usage has a block `twinpool`, as the body's field asks for.", STRING),
     )
 ]
 """Of routes that generate."""

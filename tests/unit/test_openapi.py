@@ -6,14 +6,21 @@ from collections.abc import Iterator
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 from fastapi import FastAPI
 from fastapi.routing import APIRoute
-from support.gateway import MODEL, ScriptedService, in_process, tiny_tokenizer
+from support.gateway import MODEL, ScriptedService, events, in_process, says, tiny_tokenizer
 
 from twinpool.config import GatewayConfig
+from twinpool.coordinator.gateway.answer_schemas import ANSWER_SCHEMAS
+from twinpool.coordinator.gateway.bodies import ChatBody, CompletionBody
+from twinpool.coordinator.gateway.field_descriptions import DESCRIPTIONS
 from twinpool.coordinator.gateway.key_ring import KeyRing, new_key
+from twinpool.coordinator.gateway.messages_api.body import MessagesBody
+from twinpool.coordinator.gateway.responses.body import ResponsesBody
 from twinpool.coordinator.gateway.routes import create_app
+from twinpool.coordinator.gateway.tokenizing import DetokenizeBody, TokenizeBody
 from twinpool.errors import RequestError
 
 GENERATING = {
@@ -117,6 +124,97 @@ def test_bodies_are_the_structs_that_are_read(document: dict[str, Any]) -> None:
         assert body["required"]
         assert schema["required"] == [needed]
         assert schema["properties"]["temperature"]
+
+
+def test_every_field_of_the_openai_bodies_has_a_sentence(document: dict[str, Any]) -> None:
+    schemas = document["components"]["schemas"]
+    reached = ["ChatBody", "CompletionBody"]
+    for name in reached:  # grows
+        found = (ref.rpartition("/")[2] for ref in _refs(schemas[name]))
+        reached += [each for each in dict.fromkeys(found) if each not in reached]
+    assert set(reached) == DESCRIPTIONS.keys()
+    for name in reached:
+        assert DESCRIPTIONS[name].keys() == schemas[name]["properties"].keys()
+        assert all(field["description"] for field in schemas[name]["properties"].values())
+    assert schemas["MessagesBody"]["properties"]["seed"]["description"]
+
+
+def test_schemas_of_answers_have_names_of_their_own() -> None:
+    bodies = (ChatBody, CompletionBody, ResponsesBody, MessagesBody, TokenizeBody, DetokenizeBody)
+    _, components = msgspec.json.schema_components(bodies)
+    assert not components.keys() & ANSWER_SCHEMAS.keys()
+
+
+_TYPES: dict[str, type | tuple[type, ...]] = {
+    "string": str, "integer": int, "number": (int, float), "null": type(None), "array": list, "object": dict,
+}  # fmt: skip
+
+
+def _misfits(document: dict[str, Any], schema: dict[str, Any], value: Any, path: str = "") -> Iterator[str]:
+    """Where a value is not as its schema says, or has a field that the schema does not know."""
+    if "$ref" in schema:
+        schema = document["components"]["schemas"][schema["$ref"].rpartition("/")[2]]
+    if "anyOf" in schema:
+        tried = [[*_misfits(document, each, value, path)] for each in schema["anyOf"]]
+        yield from min(tried, key=len)
+        return
+    if "const" in schema or "enum" in schema:
+        if value not in schema.get("enum", [schema.get("const")]):
+            yield f"{path}: {value}"
+        return
+    if not isinstance(value, _TYPES[schema["type"]]):
+        yield f"{path}: {value} is no {schema['type']}"
+    elif isinstance(value, list):
+        for each in value:
+            yield from _misfits(document, schema["items"], each, f"{path}[]")
+    elif isinstance(value, dict) and "properties" in schema:
+        yield from (f"{path}.{name} is missing" for name in schema["required"] if name not in value)
+        for name, each in value.items():
+            if name in schema["properties"]:
+                yield from _misfits(document, schema["properties"][name], each, f"{path}.{name}")
+            else:
+                yield f"{path}.{name} is not described"
+    elif isinstance(value, dict) and "additionalProperties" in schema:
+        for name, each in value.items():
+            yield from _misfits(document, schema["additionalProperties"], each, f"{path}.{name}")
+
+
+_CHAT = {"messages": [{"role": "user", "content": "Hi"}]}
+_WITH_IDS = {"return_token_ids": True, "twinpool": True}
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", _CHAT),
+        ("/v1/chat/completions", {**_CHAT, **_WITH_IDS, "n": 2}),
+        (
+            "/v1/chat/completions",
+            {**_CHAT, **_WITH_IDS, "logprobs": True, "top_logprobs": 1, "prompt_logprobs": 1},
+        ),
+        ("/v1/completions", {"prompt": "Hi", "stop": "it"}),
+        (
+            "/v1/completions",
+            {**_WITH_IDS, "prompt": ["Hi", "the"], "echo": True, "logprobs": 1, "prompt_logprobs": 1},
+        ),
+    ],
+)
+async def test_answers_are_as_the_document_says(path: str, body: dict[str, Any]) -> None:
+    service = ScriptedService()
+    service.script = says("the capital")
+    app = create_app(service, tiny_tokenizer(), MODEL)
+    document = app.openapi()
+    ok = document["paths"][path]["post"]["responses"]["200"]["content"]
+    streamed = {name: value for name, value in body.items() if name != "prompt_logprobs"}
+    async with httpx.AsyncClient(transport=in_process(app), base_url="http://gateway") as client:
+        whole = (await client.post(path, json=body)).json()
+        options = {"stream": True, "stream_options": {"include_usage": True}}
+        chunks = events((await client.post(path, json={**streamed, **options})).text)
+    assert [*_misfits(document, ok["application/json"]["schema"], whole)] == []
+    event = ok["text/event-stream"]["schema"]["x-event"]
+    assert len(chunks) > 3
+    for chunk in chunks[:-1]:
+        assert [*_misfits(document, event, chunk)] == []
 
 
 def test_who_needs_a_key_is_told(document: dict[str, Any]) -> None:
