@@ -9,7 +9,7 @@ STRING, WHOLE, NUMBER = {"type": "string"}, {"type": "integer"}, {"type": "numbe
 
 
 def object_of(
-    optional: Mapping[str, Any] | None = None, description: str = "", **required: Any
+    optional: Mapping[str, Any] | None = None, description: str = "", /, **required: Any
 ) -> dict[str, Any]:
     """An object that has at least the `required` fields, and perhaps the `optional` ones."""
     schema = {
