@@ -19,8 +19,6 @@ from twinpool.errors import InvalidRequest
 from twinpool.request import Grammar, GrammarKind
 
 CHOICES = ("none", "auto", "required")
-_MOST_CHARS = MOST_GRAMMAR_CHARS - 1024
-"""Of the grammar of calls: reasoning comes before it."""
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 
 
@@ -168,10 +166,10 @@ def _chosen(choice: ToolChoice | None, functions: Sequence[FunctionDefinition]) 
 
 def _grammar(format_: ToolFormat, functions: Sequence[FunctionDefinition], is_single: bool) -> Grammar:
     source = format_.grammar(functions, is_single=is_single)
-    if len(source) > _MOST_CHARS:
+    if len(source) > MOST_GRAMMAR_CHARS:
         message = (
             f"the functions' schemas have {len(source)} characters together, and an answer can be held to at most "
-            f'{_MOST_CHARS}; send fewer tools, name one of them as tool_choice, or set it to "auto"'
+            f'{MOST_GRAMMAR_CHARS}; send fewer tools, name one of them as tool_choice, or set it to "auto"'
         )
         raise InvalidRequest(message, param="tools")
     return Grammar(GrammarKind.LARK, source)
