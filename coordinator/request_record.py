@@ -10,11 +10,13 @@ from __future__ import annotations
 import hashlib
 from array import array
 from collections import OrderedDict
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 
-from twinpool.coordinator.service import RequestFacts
+from twinpool.coordinator.service import RequestFacts, milliseconds
 from twinpool.request import FinishReason, RequestState
 
 BLOCK_TOKENS = 16
@@ -25,6 +27,8 @@ REMEMBERED_BLOCKS = 1 << 18
 KEY_BYTES = 32
 _DIGEST_BYTES = 16
 _TENANT_BYTES = 4
+_NO_FACTS = dict.fromkeys(RequestFacts(0, 0, 0, 0, 0.0, 0.0, 0.0, 0.0).as_json())
+"""Their names, with nothing known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +147,7 @@ class LineMaker:
 
     def line(self, ended: EndedRequest, is_first: bool) -> bytes:
         """The request's line, with the `Head` if it is a file's first."""
-        facts = ended.facts
+        facts: Mapping[str, Any] = _NO_FACTS if ended.facts is None else ended.facts.as_json()
         line = Line(
             timestamp=round((ended.received_at - self._started_at) * 1000),
             input_length=len(ended.prompt_token_ids),
@@ -151,22 +155,15 @@ class LineMaker:
             hash_ids=self._prefixes.of(ended.prompt_token_ids, ended.cache_salt),
             outcome=ended.outcome.value,
             finish_reason=None if ended.finish is None else ended.finish.value,
-            queue_ms=None if facts is None else _ms(facts.queue_s),
-            prefill_ms=None if facts is None else _ms(facts.prefill_s),
-            transfer_ms=None if facts is None else _ms(facts.transfer_s),
-            decode_ms=None if facts is None else _ms(facts.decode_s),
-            ttft_ms=None if ended.ttft_s is None else _ms(ended.ttft_s),
-            e2e_ms=_ms(ended.e2e_s),
-            cached_tokens=None if facts is None else facts.num_cached_tokens,
-            computed_tokens=None if facts is None else facts.num_computed_tokens,
-            transferred_tokens=None if facts is None else facts.num_transferred_tokens,
-            resumed=None if facts is None else facts.num_resumed,
+            ttft_ms=None if ended.ttft_s is None else milliseconds(ended.ttft_s),
+            e2e_ms=milliseconds(ended.e2e_s),
             max_tokens=ended.max_tokens,
             choices=ended.num_choices,
             error=ended.error_code or None,
             tenant=self._hidden(ended.tenant) if ended.tenant else None,
             request_id=ended.request_id if self._has_ids else None,
             twinpool=self._head if is_first else None,
+            **facts,
         )
         return self._to_json(line) + b"\n"
 
@@ -174,7 +171,3 @@ class LineMaker:
         """Tells tenants apart, and not who they are."""
         name = b"tenant " + tenant.encode()
         return hashlib.blake2b(name, key=self._key, digest_size=_TENANT_BYTES).hexdigest()
-
-
-def _ms(seconds: float) -> float:
-    return round(seconds * 1000, 3)

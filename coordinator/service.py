@@ -71,6 +71,24 @@ class RequestFacts:
     transfer_s: float
     decode_s: float
 
+    def as_json(self) -> dict[str, float]:
+        """Under the names that clients and the record of requests have for them; times are milliseconds."""
+        return {
+            "queue_ms": milliseconds(self.queue_s),
+            "prefill_ms": milliseconds(self.prefill_s),
+            "transfer_ms": milliseconds(self.transfer_s),
+            "decode_ms": milliseconds(self.decode_s),
+            "computed_tokens": self.num_computed_tokens,
+            "cached_tokens": self.num_cached_tokens,
+            "transferred_tokens": self.num_transferred_tokens,
+            "resumed": self.num_resumed,
+        }
+
+
+def milliseconds(seconds: float) -> float:
+    """As they are told: to the microsecond."""
+    return round(seconds * 1000, 3)
+
 
 Take = Callable[[Output], bool]
 """Takes an output at once, or returns false: then it is the iterator's."""

@@ -40,23 +40,20 @@ class Usage:
             usage["twinpool"] = facts
         return usage
 
-    def facts_as_json(self) -> dict[str, Any] | None:
+    def facts_as_json(self) -> dict[str, float] | None:
         """Our own block of the usage, None if nothing is known of the answers. Times are the longest of any, as they
         all ran at once; tokens transferred and resumes add up."""
         every = self.all_facts
         if not every:
             return None
-        return {
-            "queue_ms": _ms(max(facts.queue_s for facts in every)),
-            "prefill_ms": _ms(max(facts.prefill_s for facts in every)),
-            "transfer_ms": _ms(max(facts.transfer_s for facts in every)),
-            "decode_ms": _ms(max(facts.decode_s for facts in every)),
-            "computed_tokens": sum(facts.num_computed_tokens for facts in self.firsts),
-            "cached_tokens": self.num_cached,
-            "transferred_tokens": sum(facts.num_transferred_tokens for facts in every),
-            "resumed": sum(facts.num_resumed for facts in every),
-        }
-
-
-def _ms(seconds: float) -> float:
-    return round(seconds * 1000, 3)
+        together = RequestFacts(
+            num_cached_tokens=sum(facts.num_cached_tokens for facts in self.firsts),
+            num_computed_tokens=sum(facts.num_computed_tokens for facts in self.firsts),
+            num_transferred_tokens=sum(facts.num_transferred_tokens for facts in every),
+            num_resumed=sum(facts.num_resumed for facts in every),
+            queue_s=max(facts.queue_s for facts in every),
+            prefill_s=max(facts.prefill_s for facts in every),
+            transfer_s=max(facts.transfer_s for facts in every),
+            decode_s=max(facts.decode_s for facts in every),
+        )
+        return together.as_json()
