@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
+from twinpool.config import GatewayConfig
 from twinpool.coordinator.gateway.answer import Piece
 from twinpool.coordinator.gateway.reply import Reply, too_slow
-from twinpool.coordinator.gateway.shapes import KEEP_ALIVE, ChoiceShape
+from twinpool.coordinator.gateway.request_ids import Claim
+from twinpool.coordinator.gateway.shapes import KEEP_ALIVE, ChoiceShape, Heading, Shape
 from twinpool.coordinator.gateway.strand import Strand
 from twinpool.coordinator.service import Output
 from twinpool.errors import RequestFailed
@@ -39,13 +41,19 @@ class StreamedReply(Reply):
         "x-accel-buffering": "no",
     }
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._writers = {
-            strand: _Writer(self._shape.choice(index)) for index, strand in enumerate(self._strands)
-        }
+    def __init__(
+        self,
+        strands: Sequence[Strand],
+        shape: Shape,
+        heading: Heading,
+        limits: GatewayConfig,
+        claim: Claim,
+        headers: dict[str, str] | None = None,
+    ) -> None:
+        super().__init__(strands, shape, heading, limits, claim, headers)
+        self._writers = {strand: _Writer(shape.choice(index)) for index, strand in enumerate(strands)}
         self._behind: dict[Strand, None] = {}  # those with a backlog, in order
-        self._num_open = len(self._strands)
+        self._num_open = len(strands)
         self._num_opening_bytes = 0
         self._catching_up: asyncio.Task[None] | None = None
 
