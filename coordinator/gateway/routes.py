@@ -19,6 +19,7 @@ from twinpool.coordinator.gateway.bodies import MAX_CHOICES, ChatBody, Completio
 from twinpool.coordinator.gateway.chat_shape import ChatShape
 from twinpool.coordinator.gateway.completion_shape import CompletionShape
 from twinpool.coordinator.gateway.docs import describe, generation_schema
+from twinpool.coordinator.gateway.docs_page import docs
 from twinpool.coordinator.gateway.error_answers import add_error_handlers
 from twinpool.coordinator.gateway.front import TENANT, FrontDoor
 from twinpool.coordinator.gateway.further_routes import mount_further_routes
@@ -167,7 +168,10 @@ def create_app(
     """The ASGI application that serves `model_name` through `service`; without `keys` to anyone."""
     limits, meter = limits or GatewayConfig(), meter or GatewayMeter()
     gateway = Gateway(service, tokenizer, model_name, limits, meter)
-    app = FastAPI(title="Twinpool", version=__version__, redirect_slashes=False, redoc_url=None)
+    app = FastAPI(
+        title="Twinpool", version=__version__, redirect_slashes=False, docs_url=None, redoc_url=None
+    )
+    app.add_api_route("/docs", docs, methods=["GET", "HEAD"], include_in_schema=False)
     for path, handler in (
         ("/v1/models", gateway.models),
         ("/v1/models/{name:path}", gateway.model),

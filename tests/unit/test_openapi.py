@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -64,7 +67,21 @@ async def test_it_is_served_without_a_key() -> None:
     async with httpx.AsyncClient(transport=in_process(app), base_url="http://gateway") as client:
         served = (await client.get("/openapi.json")).json()
         assert served == app.openapi()
-        assert "/openapi.json" in (await client.get("/docs")).text
+        assert (await client.get("/docs")).status_code == 200
+
+
+async def test_the_page_loads_nothing_from_elsewhere_and_runs_its_own_script_alone() -> None:
+    app = _app()
+    async with httpx.AsyncClient(transport=in_process(app), base_url="http://gateway") as client:
+        answer = await client.get("/docs")
+        assert (await client.head("/docs")).status_code == 200
+    assert 'fetch("openapi.json")' in answer.text
+    assert re.findall(r"https?:|\s(?:src|href)=\"(?!data:|openapi)", answer.text) == []
+    policy = answer.headers["content-security-policy"]
+    for element in ("style", "script"):
+        (inside,) = re.findall(f"<{element}>(.*?)</{element}>", answer.text, re.DOTALL)
+        digest = base64.b64encode(hashlib.sha256(inside.encode()).digest()).decode()
+        assert f"{element}-src 'sha256-{digest}'" in policy
 
 
 def test_every_route_is_described_and_nothing_else() -> None:
