@@ -6,14 +6,20 @@ heard of is ignored, and told of. Every refusal is one sentence that says the fi
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from itertools import islice
+from collections.abc import Collection, Mapping
 from typing import Annotated, Any, ClassVar, TypeVar
 
 import msgspec
 
 from twinpool.bounds import MOST_BIASES, Factor, Fraction, NumLogprobs, Penalty, Temperature
 from twinpool.coordinator.gateway.body_errors import kind_of, sentence, shown, shown_of
+from twinpool.coordinator.gateway.foreign_fields import (
+    FOREIGN_TO_CHAT,
+    FOREIGN_TO_COMPLETIONS,
+    Advice,
+    is_one_of,
+    refuse_foreign,
+)
 from twinpool.coordinator.gateway.structured import StructuredBody
 from twinpool.coordinator.gateway.tools import ToolCalls, ToolChoice, Tools
 from twinpool.errors import InvalidRequest
@@ -23,9 +29,6 @@ MAX_CHOICES = 128
 MAX_STOP_STRINGS = 64
 MAX_STOP_TOKEN_IDS = 1024
 MAX_PRIORITY = 1000
-MAX_NAMES = 16
-MAX_NAME_CHARS = 64
-"""Of fields that nobody has heard of: so many are told of."""
 
 Harmless = Mapping[str, tuple[object, ...]]
 """Fields that would change the answer if they were obeyed, and the values, besides null, that ask for nothing."""
@@ -45,17 +48,19 @@ NOT_SUPPORTED: Harmless = {
     "chat_template": (),
     "prompt_embeds": (),
     "logits_processors": ([],),
+    "thinking_token_budget": (),
+    "include_reasoning": (True,),
+    "separate_reasoning": (True,),
+    "guided_whitespace_pattern": (),
+    "structural_tag": (),
+    "stop_regex": ("", []),
+    "typical_p": (1, 1.0),
+    "custom_logit_processor": (),
+    "custom_params": ({},),
+    "vllm_xargs": ({},),
+    "lora_path": (),
+    "return_hidden_states": (False,),
 }
-_ONLY_CHAT: Harmless = {
-    "add_generation_prompt": (True,),
-    "continue_final_message": (False,),
-    "documents": ([],),
-    "chat_template_kwargs": ({},),
-    "top_logprobs": (0,),
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
-}
-_ONLY_COMPLETIONS: Harmless = {"echo": (False,)}
 
 _NotNegative = Annotated[int, msgspec.Meta(ge=0)]
 _MaxTokens = Annotated[int, msgspec.Meta(extra_json_schema={"minimum": 0})]
@@ -65,6 +70,8 @@ _Choices = Annotated[int, msgspec.Meta(ge=1, le=MAX_CHOICES)]
 
 class StreamOptions(msgspec.Struct, frozen=True):
     """What a stream carries besides the answer: the usage in a last chunk, and with that so far in each."""
+
+    passed_over: ClassVar[Collection[str]] = ("include_obfuscation",)
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
@@ -120,7 +127,7 @@ class GenerationBody(StructuredBody, frozen=True, kw_only=True):
 class CompletionBody(GenerationBody, frozen=True, kw_only=True):
     """The body of `/v1/completions`."""
 
-    not_supported: ClassVar[Harmless] = {**NOT_SUPPORTED, **_ONLY_CHAT}
+    foreign: ClassVar[Advice] = FOREIGN_TO_COMPLETIONS
 
     prompt: str | list[str | _NotNegative | list[_NotNegative]]
     echo: bool | None = None
@@ -130,13 +137,17 @@ class CompletionBody(GenerationBody, frozen=True, kw_only=True):
 class ContentPart(msgspec.Struct, frozen=True):
     """One part of a message's content."""
 
+    passed_over: ClassVar[Collection[str]] = ("cache_control",)
+
     type: str
     text: str | None = None
     refusal: str | None = None
 
 
 class ChatMessage(msgspec.Struct, frozen=True):
-    """One message of a conversation."""
+    """One message of a conversation. An answer that is sent back as the next turn may have more than a turn needs."""
+
+    passed_over: ClassVar[Collection[str]] = ("annotations", "cache_control")
 
     role: str
     content: str | list[ContentPart] | None = None
@@ -150,7 +161,7 @@ class ChatMessage(msgspec.Struct, frozen=True):
 class ChatBody(GenerationBody, frozen=True, kw_only=True):
     """The body of `/v1/chat/completions`."""
 
-    not_supported: ClassVar[Harmless] = {**NOT_SUPPORTED, **_ONLY_COMPLETIONS}
+    foreign: ClassVar[Advice] = FOREIGN_TO_CHAT
 
     messages: Annotated[list[ChatMessage], msgspec.Meta(min_length=1)]
     logprobs: bool | None = None
@@ -185,9 +196,14 @@ def read_object(data: bytes) -> dict[str, Any]:
 def check_body(raw: dict[str, Any], kind: type[Body]) -> Body:
     """Checks the fields of a body. Raises InvalidRequest."""
     not_supported: Harmless = getattr(kind, "not_supported", {})
-    for field, harmless in not_supported.items():
-        value = raw.get(field)
-        if value is not None and not any(type(value) is type(same) and value == same for same in harmless):
+    foreign: Advice = getattr(kind, "foreign", {})
+    for field, value in raw.items():
+        if value is None:
+            continue
+        if field in foreign:
+            refuse_foreign(field, value, foreign[field])
+        elif field in not_supported and not is_one_of(not_supported[field], value):
+            harmless = not_supported[field]
             allowed = f" or set it to {' or '.join(map(shown, harmless))}" if harmless else ""
             message = (
                 f"{field} is {shown_of(field, value)}, which is not supported here; leave it out{allowed}"
@@ -197,14 +213,3 @@ def check_body(raw: dict[str, Any], kind: type[Body]) -> Body:
         return msgspec.convert(raw, kind)
     except msgspec.ValidationError as exc:
         raise sentence(str(exc), raw) from exc
-
-
-def warnings_of(
-    raw: Iterable[str], kind: type[msgspec.Struct], without_effect: Iterable[str] = ()
-) -> tuple[str, ...]:
-    """What a client is told of fields that nothing is done with: those `without_effect`, and those that this route has
-    never heard of, the first ones, and of long names the beginning."""
-    known = {*kind.__struct_fields__, *getattr(kind, "not_supported", {})}
-    unknown = (field[:MAX_NAME_CHARS] for field in raw if field not in known)
-    ignored = [*islice(unknown, MAX_NAMES), *without_effect]
-    return (f"ignored fields: {', '.join(ignored)}",) if ignored else ()

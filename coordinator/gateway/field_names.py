@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from twinpool.coordinator.gateway.foreign_fields import ForeignField
 from twinpool.errors import RequestError
 
 
@@ -22,9 +23,11 @@ class FieldNames:
 
     @contextmanager
     def in_errors(self) -> Iterator[None]:
-        """RequestErrors that leave the block name fields as this route does."""
+        """RequestErrors that leave the block name fields as this route does; a ForeignField does so already."""
         try:
             yield
+        except ForeignField:
+            raise
         except RequestError as error:
             for part, own in self.parts.items():
                 error.message = error.message.replace(part, own)

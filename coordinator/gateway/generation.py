@@ -8,7 +8,6 @@ per choice and carries their outputs to the client (`reply`, `strand`, `answer`,
 from __future__ import annotations
 
 import math
-import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
@@ -26,6 +25,7 @@ from twinpool.coordinator.gateway.connection import CONNECTION
 from twinpool.coordinator.gateway.error_answers import REQUEST_ID
 from twinpool.coordinator.gateway.front import TENANT
 from twinpool.coordinator.gateway.grammar_checks import GrammarChecks
+from twinpool.coordinator.gateway.ignored_fields import warning_headers
 from twinpool.coordinator.gateway.meter import GatewayMeter
 from twinpool.coordinator.gateway.parsing import parse_timeout_header
 from twinpool.coordinator.gateway.prompts import Prompt, PromptReader
@@ -47,9 +47,7 @@ from twinpool.errors import DuplicateRequest, ModelNotFound
 from twinpool.metrics import GatewayMetric
 from twinpool.request import SamplingParams
 
-WARNING_HEADER = "x-twinpool-warning"
 USAGE_HEADER = "x-twinpool-usage"
-MAX_WARNING_CHARS = 512
 
 Parse = Callable[[bytes], GenerationRequest]
 """Reads and checks a body; raises InvalidRequest. It may run in a thread."""
@@ -166,7 +164,7 @@ class Generator:
             heading,
             self._limits,
             claim,
-            {WARNING_HEADER: _header_text(wanted.warnings)} if wanted.warnings else None,
+            warning_headers(wanted.warnings),
         )
 
     def _strands(
@@ -214,9 +212,3 @@ class Generator:
 
 def _most_tokens(choice: _Choice) -> int:
     return len(choice.prompt_token_ids) + choice.sampling.max_tokens
-
-
-def _header_text(warnings: Sequence[str]) -> str:
-    """The warnings as a header can have them: printable ASCII, and not for ever."""
-    text = re.sub(r"[^ -~]", "?", "; ".join(warnings))
-    return text if len(text) <= MAX_WARNING_CHARS else f"{text[: MAX_WARNING_CHARS - 3]}..."

@@ -15,10 +15,10 @@ from twinpool.coordinator.gateway.bodies import (
     GenerationBody,
     check_body,
     read_object,
-    warnings_of,
 )
 from twinpool.coordinator.gateway.body_errors import shown
 from twinpool.coordinator.gateway.conversations import conversation
+from twinpool.coordinator.gateway.ignored_fields import warnings_of
 from twinpool.coordinator.gateway.requests import COMPLETION_MAX_TOKENS, LARGEST_TOP_K, GenerationRequest
 from twinpool.coordinator.gateway.structured import Constraint, constraint_of, refuse_contradictions
 from twinpool.coordinator.gateway.tools import AnswerFormat, plan

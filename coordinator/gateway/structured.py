@@ -38,10 +38,12 @@ class JsonSchema(msgspec.Struct, frozen=True):
 
 
 class ResponseFormat(msgspec.Struct, frozen=True):
-    """What an answer is to be: any text, any JSON object, or JSON that is valid by a schema."""
+    """What an answer is to be: any text, any JSON object, or JSON that is valid by a schema. `schema` is where
+    other servers look for that one, and refused."""
 
     type: Annotated[str, msgspec.Meta(extra_json_schema={"enum": [*RESPONSE_FORMATS]})]
     json_schema: JsonSchema | None = None
+    schema: Any = None
 
 
 class StructuredOutputs(msgspec.Struct, frozen=True):
@@ -130,7 +132,16 @@ def refuse_too_long(grammar: Grammar, field: str) -> None:
 
 
 def _of_response_format(wanted: ResponseFormat | None) -> list[Constraint]:
-    if wanted is None or wanted.type == "text":
+    if wanted is None:
+        return []
+    if wanted.schema is not None:
+        field = "response_format.schema"
+        raise InvalidRequest(
+            f"{field} is not a field of this route; a schema goes with the type json_schema, as "
+            "response_format.json_schema.schema",
+            param=field,
+        )
+    if wanted.type == "text":
         return []
     if wanted.type == "json_object":
         return [Constraint(_of_schema(_ANY_OBJECT, "response_format"), "response_format")]

@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, ClassVar, NamedTuple, TypeVar
 
 import msgspec
 from fastapi import FastAPI, Request, Response
 
-from twinpool.coordinator.gateway.bodies import ChatMessage, check_body, read_object
+from twinpool.coordinator.gateway.bodies import ChatMessage, Harmless, check_body, read_object
 from twinpool.coordinator.gateway.conversations import Conversation
 from twinpool.coordinator.gateway.docs import body_schema
+from twinpool.coordinator.gateway.foreign_fields import FOREIGN_TO_DETOKENIZE, FOREIGN_TO_TOKENIZE, Advice
 from twinpool.coordinator.gateway.generation import Generator, Parse
+from twinpool.coordinator.gateway.ignored_fields import warning_headers, warnings_of
 from twinpool.coordinator.gateway.parsing import chat_request
 from twinpool.coordinator.gateway.requests import check_token_ids
 from twinpool.coordinator.gateway.shapes import to_json
@@ -38,6 +40,9 @@ Read = TypeVar("Read")
 class TokenizeBody(msgspec.Struct, frozen=True, kw_only=True):
     """The body of `/tokenize`: a `prompt`, or `messages` and what goes to the chat template with them."""
 
+    not_supported: ClassVar[Harmless] = {"chat_template": (), "truncate_prompt_tokens": ()}
+    foreign: ClassVar[Advice] = FOREIGN_TO_TOKENIZE
+
     model: str | None = None
     prompt: str | None = None
     messages: list[ChatMessage] | None = None
@@ -52,28 +57,40 @@ class TokenizeBody(msgspec.Struct, frozen=True, kw_only=True):
 class DetokenizeBody(msgspec.Struct, frozen=True, kw_only=True):
     """The body of `/detokenize`."""
 
+    foreign: ClassVar[Advice] = FOREIGN_TO_DETOKENIZE
+
     model: str | None = None
     tokens: list[Annotated[int, msgspec.Meta(ge=0)]]
 
 
-def read_tokenize(data: bytes, answers: AnswerFormat) -> tuple[TokenizeBody, str | Conversation]:
-    """The body, and what is to be tokenized for a model whose answers are `answers`. Raises InvalidRequest."""
+class WantedTokens(NamedTuple):
+    """A body of `/tokenize`, what is to be tokenized, and what the client is told of its fields."""
+
+    body: TokenizeBody
+    written: str | Conversation
+    warnings: tuple[str, ...]
+
+
+def read_tokenize(data: bytes, answers: AnswerFormat) -> WantedTokens:
+    """Reads the body, to a model whose answers are `answers`. Raises InvalidRequest."""
     raw = read_object(data)
     body = check_body(raw, TokenizeBody)
     if (body.prompt is None) == (body.messages is None):
         found = "neither of prompt and messages" if body.prompt is None else "both prompt and messages"
         raise InvalidRequest(f"the request has {found}; send one of them", param="prompt")
+    warnings = warnings_of(raw, TokenizeBody)
     if body.prompt is not None:
-        return body, body.prompt
+        return WantedTokens(body, body.prompt, warnings)
     fields = {name: raw[name] for name in _CHAT_FIELDS if raw.get(name) is not None}
     (conversation,) = chat_request(fields, answers).prompts
     assert isinstance(conversation, Conversation), "a chat has a conversation"
-    return body, conversation
+    return WantedTokens(body, conversation, warnings)
 
 
-def read_detokenize(data: bytes) -> DetokenizeBody:
-    """Reads the body. Raises InvalidRequest."""
-    return check_body(read_object(data), DetokenizeBody)
+def read_detokenize(data: bytes) -> tuple[DetokenizeBody, tuple[str, ...]]:
+    """Reads the body; also gives what the client is told of its fields. Raises InvalidRequest."""
+    raw = read_object(data)
+    return check_body(raw, DetokenizeBody), warnings_of(raw, DetokenizeBody)
 
 
 class Detokenizer:
@@ -97,6 +114,13 @@ class Detokenizer:
         return self._tokenizer.decode(token_ids, skip_special_tokens=False)
 
 
+class Counted(NamedTuple):
+    """The tokens of a prompt, and what the client is told of the body's fields."""
+
+    num_tokens: int
+    warnings: tuple[str, ...]
+
+
 class PromptCounter:
     """Counts the tokens of prompts that are not to be answered."""
 
@@ -104,14 +128,15 @@ class PromptCounter:
         self._service = service
         self._generator = generator
 
-    async def count(self, request: Request, parse: Parse) -> int:
+    async def count(self, request: Request, parse: Parse) -> Counted:
         """How many tokens the prompt of this chat request has. Raises RequestError."""
         wanted = await read_request(self._generator, request, parse)
         self._generator.check_model(wanted.model)
         (written,) = wanted.prompts
         assert isinstance(written, Conversation), "a chat has a conversation"
         context, special = self._service.max_model_len, wanted.add_special_tokens
-        return len(await self._generator.prompts.encode(written, context, add_special_tokens=special))
+        token_ids = await self._generator.prompts.encode(written, context, add_special_tokens=special)
+        return Counted(len(token_ids), wanted.warnings)
 
 
 class Tokenizing:
@@ -133,7 +158,7 @@ class Tokenizing:
     async def tokenize(self, request: Request) -> Response:
         """The token ids of a text, or of a conversation as the model's chat template writes it."""
         read = partial(read_tokenize, answers=self._generator.answers)
-        body, written = await read_request(self._generator, request, read)
+        body, written, warnings = await read_request(self._generator, request, read)
         self._generator.check_model(body.model)
         context = self._service.max_model_len
         adds = body.add_special_tokens
@@ -145,14 +170,15 @@ class Tokenizing:
             "tokens": token_ids,
             "token_strs": self._detokenizer.token_strs(token_ids) if body.return_token_strs else None,
         }
-        return Response(to_json(answer), media_type="application/json")
+        return Response(to_json(answer), media_type="application/json", headers=warning_headers(warnings))
 
     async def detokenize(self, request: Request) -> Response:
         """The text of token ids, special tokens included."""
-        body = await read_request(self._generator, request, read_detokenize)
+        body, warnings = await read_request(self._generator, request, read_detokenize)
         self._generator.check_model(body.model)
         text = await self._detokenizer.decode(body.tokens)
-        return Response(to_json({"prompt": text}), media_type="application/json")
+        headers = warning_headers(warnings)
+        return Response(to_json({"prompt": text}), media_type="application/json", headers=headers)
 
 
 async def read_request(generator: Generator, request: Request, read: Callable[[bytes], Read]) -> Read:

@@ -185,6 +185,7 @@ async def test_what_stopped_an_answer_is_told(
     client: httpx.AsyncClient, service: ScriptedService, path: str
 ) -> None:
     prompt = {} if path == CHAT else {"prompt": "a"}
+    body = HELLO if path == CHAT else prompt
     service.script = says("the fox xyz and")
     choice = await choice_of(client, path, **prompt, stop=["xyz", "and"])
     assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", "xyz")
@@ -192,7 +193,7 @@ async def test_what_stopped_an_answer_is_told(
     service.script = lambda _: outputs(ids, (), FinishReason.STOP)
     choice = await choice_of(client, path, **prompt, stop_token_ids=[ids[-1]])
     assert choice["stop_reason"] == ids[-1]
-    streamed = await client.post(path, json={**HELLO, **prompt, "stop_token_ids": [ids[-1]], "stream": True})
+    streamed = await client.post(path, json={**body, "stop_token_ids": [ids[-1]], "stream": True})
     assert events(streamed.text)[-2]["choices"][0]["stop_reason"] == ids[-1]
     assert "stop_reason" not in await choice_of(client, path, **prompt)
 

@@ -78,7 +78,11 @@ def chat(**fields: object) -> Any:
         ({"logprobs": -1}, "logprobs", "logprobs is -1; it must be an integer >= 0"),
         ({"logprobs": 21}, "logprobs", "logprobs is 21; it must be an integer <= 20"),
         ({"logprobs": True}, "logprobs", "logprobs is true; it must be how many of the likeliest tokens"),
-        ({"top_logprobs": 2}, "top_logprobs", "top_logprobs is 2, which is not supported here"),
+        (
+            {"top_logprobs": 2},
+            "top_logprobs",
+            "top_logprobs is not a field of this route; send it to /v1/chat",
+        ),
         ({"prompt_logprobs": -1}, "prompt_logprobs", "it must be an integer >= 0"),
         ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs", "not available in a stream"),
         (
@@ -105,7 +109,7 @@ def chat(**fields: object) -> Any:
         ({"truncate_prompt_tokens": -2}, "truncate_prompt_tokens", "it must be an integer >= -1"),
         ({"echo": 1}, "echo", "echo is 1; it must be true or false"),
         ({"suffix": "x"}, "suffix", "suffix is a string of 1 characters, which is not supported here"),
-        ({"continue_final_message": True}, "continue_final_message", "is not supported here"),
+        ({"continue_final_message": True}, "continue_final_message", "send it to /v1/chat/completions"),
         ({"metadata": 5}, "metadata", "metadata is 5; it must be an object"),
         ({"ignore_eos": True, "guided_regex": "a+"}, "ignore_eos", "guided_regex says where the answer ends"),
     ],
@@ -176,7 +180,7 @@ def test_null_and_harmless_values_of_unsupported_fields_are_accepted(field: str)
         (
             {"echo": True},
             "echo",
-            "echo is true, which is not supported here; leave it out or set it to false",
+            "echo is not a field of this route; send it to /v1/completions",
         ),
         (
             {"continue_final_message": True, "add_generation_prompt": True},
@@ -225,15 +229,15 @@ def test_fields_that_change_nothing_are_taken() -> None:
 
 
 def test_fields_that_nobody_has_heard_of_are_named() -> None:
-    assert completion(made_up=1, other=None).warnings == ("ignored fields: made_up, other",)
-    assert chat(made_up=1, echo=None).warnings == ("ignored fields: made_up",)
+    assert completion(made_up=1, other=2).warnings == ("ignored fields: made_up, other",)
+    assert chat(made_up=1, echo=None, other=None).warnings == ("ignored fields: made_up",)
     (many,) = completion(**{f"{number:>03}" + "x" * 10_000: 1 for number in range(1000)}).warnings
     assert (many.count("x"), many.count(",")) == (16 * 61, 15)
 
 
 @pytest.mark.parametrize("kind", [ChatBody, CompletionBody])
 def test_null_means_absent(kind: type[ChatBody] | type[CompletionBody]) -> None:
-    names = {*kind.__struct_fields__, *kind.not_supported} - {"prompt", "messages"}
+    names = {*kind.__struct_fields__, *kind.not_supported, *kind.foreign} - {"prompt", "messages"}
     parse = completion if kind is CompletionBody else chat
     assert parse(**dict.fromkeys(names)) == parse()
 

@@ -114,7 +114,7 @@ def test_settings_have_the_names_of_the_chat_route() -> None:
 
 
 def test_log_probabilities_are_asked_for_by_include() -> None:
-    assert "logprobs" not in chat_of(top_logprobs=3)
+    assert "logprobs" not in chat_of(top_logprobs=0)
     chat = chat_of(top_logprobs=3, include=["message.output_text.logprobs", "reasoning.encrypted_content"])
     assert (chat["logprobs"], chat["top_logprobs"]) == (True, 3)
 
@@ -173,6 +173,7 @@ IMAGE = [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]
         ({"input": [{"type": "function_call_output"}]}, "input[0].call_id", "call_id is missing"),
         ({"max_output_tokens": 0}, "max_output_tokens", "it must be an integer >= 1"),
         ({"top_logprobs": 21}, "top_logprobs", "it must be an integer <= 20"),
+        ({"top_logprobs": 3}, "top_logprobs", 'include lacks "message.output_text.logprobs"'),
         ({"include": ["all"]}, "include", 'include[0] is "all"; it must be one of'),
         ({"previous_response_id": "resp_1"}, "previous_response_id", "send the turns so far"),
         ({"conversation": "conv_1"}, "conversation", "conversations are not stored"),

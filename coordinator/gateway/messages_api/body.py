@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from collections.abc import Collection
+from typing import Annotated, Any, ClassVar
 
 import msgspec
 
-from twinpool.coordinator.gateway.bodies import MAX_STOP_STRINGS, check_body
+from twinpool.coordinator.gateway.bodies import MAX_STOP_STRINGS, NOT_SUPPORTED, Harmless, check_body
 from twinpool.coordinator.gateway.body_errors import shown
 from twinpool.coordinator.gateway.extensions import ExtensionFields
+from twinpool.coordinator.gateway.foreign_fields import FOREIGN_TO_MESSAGES, Advice
 from twinpool.coordinator.gateway.messages_api.turns import ContentBlock, Turn, chat_messages, system_text
 from twinpool.errors import InvalidRequest
 
@@ -17,6 +19,8 @@ THINKING = ("enabled", "adaptive", "between_tools", "disabled")
 
 class MessagesTool(msgspec.Struct, frozen=True, kw_only=True):
     """A tool that the answer may use. Anthropic's own tools, which have another type than `custom`, are refused."""
+
+    passed_over: ClassVar[Collection[str]] = ("cache_control", "eager_input_streaming")
 
     name: str
     type: str | None = None
@@ -57,6 +61,9 @@ class OutputConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 class MessagesBody(ExtensionFields, frozen=True, kw_only=True):
     """The body of `/v1/messages`; of `/v1/messages/count_tokens` too, where `max_tokens` may be missing."""
+
+    not_supported: ClassVar[Harmless] = NOT_SUPPORTED
+    foreign: ClassVar[Advice] = FOREIGN_TO_MESSAGES
 
     messages: Annotated[list[Turn], msgspec.Meta(min_length=1)]
     model: str | None = None

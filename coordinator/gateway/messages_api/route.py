@@ -7,10 +7,11 @@ from functools import partial
 
 from fastapi import FastAPI, Request, Response
 
-from twinpool.coordinator.gateway.bodies import read_object, warnings_of
+from twinpool.coordinator.gateway.bodies import read_object
 from twinpool.coordinator.gateway.docs import body_schema, generation_schema
 from twinpool.coordinator.gateway.field_names import FieldNames
 from twinpool.coordinator.gateway.generation import Generator
+from twinpool.coordinator.gateway.ignored_fields import warning_headers, warnings_of
 from twinpool.coordinator.gateway.messages_api.body import MessagesBody, as_chat, check_messages
 from twinpool.coordinator.gateway.messages_api.errors import PATH
 from twinpool.coordinator.gateway.messages_api.shape import MessagesShape
@@ -53,8 +54,9 @@ class Messages:
     async def count_tokens(self, request: Request) -> Response:
         """Counts the tokens of such a request's prompt."""
         with NAMES.in_errors():
-            num_tokens = await self._counter.count(request, partial(self._parse, for_answer=False))
-        return Response(to_json({"input_tokens": num_tokens}), media_type="application/json")
+            counted = await self._counter.count(request, partial(self._parse, for_answer=False))
+        body = to_json({"input_tokens": counted.num_tokens})
+        return Response(body, media_type="application/json", headers=warning_headers(counted.warnings))
 
 
 def parse_messages(data: bytes, answers: AnswerFormat, *, for_answer: bool = True) -> GenerationRequest:

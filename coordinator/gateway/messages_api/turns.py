@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Collection, Sequence
+from typing import Any, ClassVar
 
 import msgspec
 
@@ -14,6 +14,8 @@ from twinpool.errors import InvalidRequest
 class ContentBlock(msgspec.Struct, frozen=True, kw_only=True):
     """One block of a turn: `text`, `thinking` and `tool_use` (the assistant's), `tool_result` (the user's);
     `redacted_thinking` is left out."""
+
+    passed_over: ClassVar[Collection[str]] = ("cache_control", "citations", "signature", "data", "caller")
 
     type: str
     text: str | None = None

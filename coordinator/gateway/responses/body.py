@@ -5,14 +5,15 @@ Nothing is kept between requests: who wants to go on with a conversation sends i
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import msgspec
 
 from twinpool.bounds import NumLogprobs
-from twinpool.coordinator.gateway.bodies import check_body
+from twinpool.coordinator.gateway.bodies import NOT_SUPPORTED, Harmless, check_body
 from twinpool.coordinator.gateway.body_errors import shown
 from twinpool.coordinator.gateway.extensions import ExtensionFields
+from twinpool.coordinator.gateway.foreign_fields import FOREIGN_TO_RESPONSES, Advice
 from twinpool.coordinator.gateway.responses.items import InputItem, chat_messages
 from twinpool.errors import InvalidRequest
 
@@ -86,6 +87,9 @@ class ResponsesToolChoice(msgspec.Struct, frozen=True, kw_only=True):
 class ResponsesBody(ExtensionFields, frozen=True, kw_only=True):
     """The body of `/v1/responses`."""
 
+    not_supported: ClassVar[Harmless] = NOT_SUPPORTED
+    foreign: ClassVar[Advice] = FOREIGN_TO_RESPONSES
+
     input: str | list[InputItem]
     model: str | None = None
     instructions: str | None = None
@@ -146,6 +150,11 @@ def check_responses(raw: dict[str, Any]) -> ResponsesBody:
             f'truncation is {shown(body.truncation)}, which is not supported; set it to "disabled" and leave out '
             "turns that the context does not hold",
             param="truncation",
+        )
+    if body.top_logprobs and not body.wants_logprobs:
+        raise InvalidRequest(
+            f'top_logprobs is {body.top_logprobs}, but include lacks "{LOGPROBS}"; add it',
+            param="top_logprobs",
         )
     for index, name in enumerate(body.include or ()):
         if name != LOGPROBS and name not in OTHER_INCLUDES:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Collection, Sequence
+from typing import Any, ClassVar
 
 import msgspec
 
@@ -17,6 +17,8 @@ TEXT_PARTS = frozenset({"input_text", "output_text", "text"})
 class InputPart(msgspec.Struct, frozen=True, kw_only=True):
     """One part of an item's content: `input_text`, `output_text`, or `refusal`."""
 
+    passed_over: ClassVar[Collection[str]] = ("annotations", "logprobs")
+
     type: str
     text: str | None = None
     refusal: str | None = None
@@ -27,6 +29,8 @@ class InputItem(msgspec.Struct, frozen=True, kw_only=True):
 
     An item with a role and without a type is a message.
     """
+
+    passed_over: ClassVar[Collection[str]] = ("id", "status", "phase", "summary", "encrypted_content")
 
     type: str | None = None
     role: str | None = None

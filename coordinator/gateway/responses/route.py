@@ -8,10 +8,11 @@ from http import HTTPStatus
 from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
 
-from twinpool.coordinator.gateway.bodies import read_object, warnings_of
+from twinpool.coordinator.gateway.bodies import read_object
 from twinpool.coordinator.gateway.docs import body_schema, generation_schema
 from twinpool.coordinator.gateway.field_names import FieldNames
 from twinpool.coordinator.gateway.generation import Generator
+from twinpool.coordinator.gateway.ignored_fields import warning_headers, warnings_of
 from twinpool.coordinator.gateway.parsing import chat_request
 from twinpool.coordinator.gateway.requests import GenerationRequest
 from twinpool.coordinator.gateway.responses.body import ResponsesBody, as_chat, check_responses
@@ -59,9 +60,9 @@ class Responses:
     async def input_tokens(self, request: Request) -> Response:
         """Counts the tokens of such a request's input."""
         with NAMES.in_errors():
-            num_tokens = await self._counter.count(request, _Exchange(self._generator.answers).parse)
-        body = to_json({"object": "response.input_tokens", "input_tokens": num_tokens})
-        return Response(body, media_type="application/json")
+            counted = await self._counter.count(request, _Exchange(self._generator.answers).parse)
+        body = to_json({"object": "response.input_tokens", "input_tokens": counted.num_tokens})
+        return Response(body, media_type="application/json", headers=warning_headers(counted.warnings))
 
     async def stored(self, request: Request) -> Response:
         """Says that nothing is kept."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from collections.abc import Collection
+from typing import Annotated, Any, ClassVar
 
 import msgspec
 
@@ -49,6 +50,8 @@ class FunctionCall(msgspec.Struct, frozen=True):
 
 class ToolCall(msgspec.Struct, frozen=True):
     """A call in an assistant's message. A message with the role "tool" has its result, and refers to `id`."""
+
+    passed_over: ClassVar[Collection[str]] = ("index",)
 
     function: FunctionCall
     id: str | None = None
