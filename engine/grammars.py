@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from threading import Lock
+from time import thread_time
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,8 @@ Mask = np.ndarray[Any, np.dtype[np.int32]]
 MOST_READY = 64
 """Prepared matchers that nobody has asked for yet."""
 LOAD_LIMIT_S = 60.0
+MASK_LIMIT_S = 0.02
+"""What a mask may take of a core: a hundred times of what it usually takes."""
 _MOST_REASON_CHARS = 200
 _DEAD_END = "no token of the model goes on with what the grammar asks for"
 _TOO_COMPLEX = re.compile(r"too many|items; max is", re.IGNORECASE)
@@ -67,12 +70,17 @@ class Matcher:
             self.error = "the answer has a token that the grammar does not allow"
 
     def try_token(self) -> None:
-        """Goes on with some token that is allowed, if one but the end is: some grammars are only then too complex.
+        """Goes on with some token that is allowed: some grammars are only then too complex, and with some each mask
+        takes so long that everybody's steps would (one that begins with 200,000 given letters: 0.1 s).
 
         Raises:
-            InvalidRequest: this one is.
+            InvalidRequest: this is one of them.
         """
-        token_ids = np.flatnonzero(np.unpackbits(self.mask().view(np.uint8), bitorder="little"))
+        began = thread_time()
+        mask = self.mask()
+        if thread_time() - began > MASK_LIMIT_S:
+            raise InvalidRequest("each token of the answer would take too long; shorten the texts in it")
+        token_ids = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))
         if not len(token_ids):
             return
         self.accept(int(token_ids[len(token_ids) // 2]))

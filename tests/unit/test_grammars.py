@@ -252,6 +252,12 @@ def test_as_a_terminal_a_choice_may_have_as_many_alternatives_as_a_request_may_n
     assert not matches(grammar, f"choice number {MOST_CHOICES}")
 
 
+def test_a_grammar_that_would_slow_every_step_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grammars_module, "MASK_LIMIT_S", 0.0)
+    with pytest.raises(InvalidRequest, match="each token of the answer would take too long"):
+        matcher_of(regex("a" * 20_000)).try_token()
+
+
 @pytest.mark.parametrize(
     "grammar", [regex("()"), regex("a?"), written_in_lark('start: "a"'), json_schema({})]
 )
