@@ -16,6 +16,7 @@ from twinpool.coordinator.gateway.deltas import (
     read,
 )
 from twinpool.coordinator.gateway.openai_shape import OpenAIChoice, OpenAIShape, stop_reason
+from twinpool.coordinator.gateway.shapes import UsageSoFar
 from twinpool.request import FinishReason
 
 
@@ -59,7 +60,7 @@ class ChatChoice(OpenAIChoice):
         self._parser = shape.wanted.parser()
         self._has_calls = False
 
-    def opening(self, first: Piece) -> bytes:  # noqa: ARG002  # nothing of it is shown here
+    def opening(self, first: Piece, usage_so_far: UsageSoFar) -> bytes:  # noqa: ARG002  # none is shown here
         """The role, and the prompt's token ids, if they were asked for."""
         return self._shape.chunk(
             self._saying({"role": "assistant", "content": ""}),

@@ -7,6 +7,7 @@ from typing import Any
 
 from twinpool.coordinator.gateway.answer import Piece
 from twinpool.coordinator.gateway.openai_shape import OpenAIChoice, OpenAIShape, stop_reason
+from twinpool.coordinator.gateway.shapes import UsageSoFar
 from twinpool.engine.detokenizer import IncrementalDetokenizer
 from twinpool.errors import InvariantViolation
 from twinpool.request import TokenLogprobs
@@ -82,7 +83,7 @@ class CompletionChoice(OpenAIChoice):
         self._completion = shape
         self._echo_chars = 0
 
-    def opening(self, first: Piece) -> bytes:
+    def opening(self, first: Piece, usage_so_far: UsageSoFar) -> bytes:  # noqa: ARG002  # it is not shown here
         """The prompt, with `echo`, and its token ids, if they were asked for."""
         shape = self._completion
         echo, ids = shape.echo(self._index), shape.prompt_ids(self._index)

@@ -71,12 +71,8 @@ class Reply(Response):
         Raises:
             RequestError: the request failed before any of its answer was sent. Later ones are an error event.
         """
-        self._shape.usage_so_far = self._usage
-        try:
-            with self.held:
-                await self._run(receive, send)
-        finally:
-            del self._shape.usage_so_far  # leaves no cycle behind, for which all objects would be looked through
+        with self.held:
+            await self._run(receive, send)
 
     async def _run(self, receive: Receive, send: Send) -> None:
         self._send = send

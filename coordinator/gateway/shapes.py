@@ -32,6 +32,10 @@ def error_json(error: RequestError) -> bytes:
     return to_json({"error": body})
 
 
+UsageSoFar = Callable[[], Usage]
+"""Tells what all choices of the answer have taken by now; whoever shows it asks, as that asks each of them."""
+
+
 @dataclass(frozen=True, slots=True)
 class Heading:
     """What is known of an answer before its first token. `request_id` is the one that the client sees, `created` in
@@ -53,7 +57,7 @@ class ChoiceShape(ABC):
     """How one choice of a streamed answer is written. Empty bytes: there is nothing to say."""
 
     @abstractmethod
-    def opening(self, first: Piece) -> bytes:
+    def opening(self, first: Piece, usage_so_far: UsageSoFar) -> bytes:
         """What it begins with, before `first` is written. Asked again for the next piece if neither this nor the
         delta said anything."""
 
@@ -71,8 +75,6 @@ class Shape(ABC):
 
     id_prefix: ClassVar[str]
     """What stands before the request's id, and a dash (or _), in the answer's."""
-    usage_so_far: Callable[[], Usage]
-    """What the answer has taken by now; the reply sets it before it writes anything."""
 
     @abstractmethod
     def choice(self, index: int) -> ChoiceShape:
@@ -99,8 +101,8 @@ class OneChoiceShape(Shape):
         return _OnlyChoice(self)
 
     @abstractmethod
-    def opening(self) -> bytes:
-        """The events before those of the first piece."""
+    def opening(self, usage: Usage) -> bytes:
+        """The events before those of the first piece, when the answer has taken `usage`."""
 
     @abstractmethod
     def add(self, piece: Piece) -> bytes:
@@ -111,8 +113,8 @@ class _OnlyChoice(ChoiceShape):
     def __init__(self, shape: OneChoiceShape) -> None:
         self._shape = shape
 
-    def opening(self, first: Piece) -> bytes:  # noqa: ARG002  # nothing of it is shown here
-        return self._shape.opening()
+    def opening(self, first: Piece, usage_so_far: UsageSoFar) -> bytes:  # noqa: ARG002  # nothing of it is shown here
+        return self._shape.opening(usage_so_far())
 
     def delta(self, piece: Piece) -> bytes:
         return self._shape.add(piece)

@@ -133,7 +133,7 @@ class StreamedReply(Reply):
 
     def _part(self, writer: _Writer, piece: Piece) -> bytes:
         """The chunks of one choice's next piece."""
-        part = b"" if writer.has_opened else writer.shape.opening(piece)
+        part = b"" if writer.has_opened else writer.shape.opening(piece, self._usage)
         self._num_opening_bytes += len(part)
         part += writer.shape.delta(piece)
         writer.has_opened = writer.has_opened or bool(part)

@@ -24,9 +24,9 @@ class MessagesShape(OneChoiceShape):
         self._parser = heading.wanted.parser()
         self._last = Piece("", (), 0)
 
-    def opening(self) -> bytes:
+    def opening(self, usage: Usage) -> bytes:
         """The events before the first block."""
-        return self._message.opening(self._prompt_usage(self.usage_so_far()))
+        return self._message.opening(self._prompt_usage(usage))
 
     def add(self, piece: Piece) -> bytes:
         """The events of the next piece, the last one among them."""

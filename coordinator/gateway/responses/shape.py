@@ -29,7 +29,7 @@ class ResponsesShape(OneChoiceShape):
         self._parser = heading.wanted.parser()
         self._is_cut = False
 
-    def opening(self) -> bytes:
+    def opening(self, usage: Usage) -> bytes:  # noqa: ARG002  # it is told at the end
         """The events before the first item."""
         return self._response.opening()
 
