@@ -62,7 +62,7 @@ def scores(tasks: Path, folder: Path, model: str, model_args: Mapping[str, objec
 def test_the_scores_are_those_of_transformers_on_the_same_weights(
     server: Server, tasks: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """Three tasks, seven metrics, equal to the third digit."""
+    """Three tasks, six metrics, equal to the third digit."""
     weights = default_model_dir()
     over_http = {
         "model": MODEL,
