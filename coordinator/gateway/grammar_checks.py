@@ -26,10 +26,10 @@ from twinpool.engine.tokenizer import Tokenizer
 from twinpool.errors import InvalidRequest, QueueFull, RequestFailed
 from twinpool.request import Grammar, GrammarKind
 
-MOST_WAITING = 256
+MAX_WAITING = 256
 """Requests whose grammars are, or wait to be, compiled."""
 WAIT_LIMIT_S = 30.0
-MOST_REMEMBERED = 4096
+MAX_REMEMBERED = 4096
 ANSWER_LIMIT_S = 20.0
 """For an answer of the process, which ends itself after a second of CPU time."""
 _PROCESS = "twinpool.engine.grammar_process"
@@ -63,7 +63,7 @@ class GrammarChecks:
         """
         grammar, field = constraint
         if (error := self._remembered.get(_digest(grammar))) is None:
-            if self._num_waiting >= MOST_WAITING:
+            if self._num_waiting >= MAX_WAITING:
                 message = f"{self._num_waiting} grammars wait to be compiled; try again"
                 raise QueueFull(message, retry_after_s=1.0)
             self._num_waiting += 1
@@ -117,7 +117,7 @@ class GrammarChecks:
         # What GBNF is in Lark would have to be remembered too.
         if error or grammar.kind is not GrammarKind.GBNF:
             self._remembered[digest] = error
-            if len(self._remembered) > MOST_REMEMBERED:
+            if len(self._remembered) > MAX_REMEMBERED:
                 self._remembered.popitem(last=False)
         return checked, error
 

@@ -20,10 +20,10 @@ from twinpool.errors import InvalidRequest
 from twinpool.request import Grammar, GrammarKind
 
 RESPONSE_FORMATS = ("text", "json_object", "json_schema")
-MOST_CHOICES = 4096
+MAX_CHOICE_TEXTS = 4096
 _Reader = Callable[[Any, str], Grammar]
 """From a field's value and its name."""
-_Choices = Annotated[list[str], msgspec.Meta(min_length=1, max_length=MOST_CHOICES)]
+_Choices = Annotated[list[str], msgspec.Meta(min_length=1, max_length=MAX_CHOICE_TEXTS)]
 _ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
 _GBNF_RULE = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
 

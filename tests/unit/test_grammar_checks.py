@@ -106,7 +106,7 @@ async def test_many_that_come_at_once_are_all_answered(checks: GrammarChecks) ->
 async def test_more_than_may_wait_are_told_to_come_again(
     checks: GrammarChecks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(grammar_checks, "MOST_WAITING", 1)
+    monkeypatch.setattr(grammar_checks, "MAX_WAITING", 1)
     one, another = Grammar(GrammarKind.REGEX, "one"), Grammar(GrammarKind.REGEX, "another")
     first = asyncio.ensure_future(checks.checked(Constraint(one, "guided_regex")))
     await asyncio.sleep(0)

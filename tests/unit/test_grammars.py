@@ -14,7 +14,7 @@ import pytest
 from support.gateway import tiny_tokenizer
 from support.made_tokenizers import metaspace, wordpiece
 
-from twinpool.coordinator.gateway.structured import MOST_CHOICES
+from twinpool.coordinator.gateway.structured import MAX_CHOICE_TEXTS
 from twinpool.engine import grammars as grammars_module
 from twinpool.engine import lark
 from twinpool.engine.grammars import MOST_READY, Compiler, Grammars, LLParserLimits, Matcher, in_lark
@@ -246,10 +246,10 @@ def test_a_grammar_that_is_too_complex_behind_its_first_token_is_found_by_trying
 
 
 def test_as_a_terminal_a_choice_may_have_as_many_alternatives_as_a_request_may_name() -> None:
-    choices = [f"choice number {number}" for number in range(MOST_CHOICES)]
+    choices = [f"choice number {number}" for number in range(MAX_CHOICE_TEXTS)]
     grammar = written_in_lark(f"start: CHOICE\nCHOICE: {lark.one_of(choices)}")
     assert matches(grammar, choices[-1])
-    assert not matches(grammar, f"choice number {MOST_CHOICES}")
+    assert not matches(grammar, f"choice number {MAX_CHOICE_TEXTS}")
 
 
 def test_a_grammar_that_would_slow_every_step_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,7 @@ _SAY_MORE = frozenset({"additionalProperties", "patternProperties", "allOf", "an
 _SPACE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
 
-def mark(text: str, added_token_ids: Mapping[str, int]) -> str:
+def mark_expression(text: str, added_token_ids: Mapping[str, int]) -> str:
     """A mark: as the token that the vocabulary has for it, else as text. A token that is written as text would be
     spelled out in others, in which the model has never seen it."""
     token_id = added_token_ids.get(text)

@@ -7,8 +7,8 @@ from typing import Annotated, Any, ClassVar
 
 import msgspec
 
-MOST_TOOLS = 1024
-MOST_CALLS = 1024
+MAX_TOOLS = 1024
+MAX_CALLS = 1024
 """Calls in one message of a conversation."""
 
 
@@ -58,6 +58,6 @@ class ToolCall(msgspec.Struct, frozen=True):
     type: str = "function"
 
 
-Tools = Annotated[list[Tool], msgspec.Meta(max_length=MOST_TOOLS)]
+Tools = Annotated[list[Tool], msgspec.Meta(max_length=MAX_TOOLS)]
 ToolChoice = str | NamedToolChoice
-ToolCalls = Annotated[list[ToolCall], msgspec.Meta(max_length=MOST_CALLS)]
+ToolCalls = Annotated[list[ToolCall], msgspec.Meta(max_length=MAX_CALLS)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from typing import ClassVar
 
-from twinpool.coordinator.gateway.tools.call_grammar import arguments_of, mark, objects
+from twinpool.coordinator.gateway.tools.call_grammar import arguments_of, mark_expression, objects
 from twinpool.coordinator.gateway.tools.call_parser import Call, CallParser
 from twinpool.coordinator.gateway.tools.fields import FunctionDefinition
 from twinpool.coordinator.gateway.tools.reader import SPACE, Steps, begun
@@ -60,7 +60,7 @@ class HermesFormat(ToolFormat):
 
     def grammar(self, functions: Sequence[FunctionDefinition], *, is_single: bool) -> str:
         """Each call on lines of its own between tags."""
-        opening, closing = (mark(tag, self._added_token_ids) for tag in self.marks)
+        opening, closing = (mark_expression(tag, self._added_token_ids) for tag in self.marks)
         line = lark.literal("\n")
         return (
             f"start: call{'' if is_single else f' ({line} call)*'}\n"

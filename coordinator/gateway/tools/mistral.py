@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from twinpool.coordinator.gateway.tools.call_grammar import arguments_of, either, mark, objects
+from twinpool.coordinator.gateway.tools.call_grammar import arguments_of, either, mark_expression, objects
 from twinpool.coordinator.gateway.tools.call_parser import Call, CallParser
 from twinpool.coordinator.gateway.tools.fields import FunctionDefinition
 from twinpool.coordinator.gateway.tools.reader import SPACE, Steps
@@ -87,9 +87,9 @@ class MistralFormat(ToolFormat):
 
     def grammar(self, functions: Sequence[FunctionDefinition], *, is_single: bool) -> str:
         """In the model's own notation."""
-        marked = mark(MARK, self._added_token_ids)
+        marked = mark_expression(MARK, self._added_token_ids)
         if self._is_named:
-            args = mark(ARGS, self._added_token_ids)
+            args = mark_expression(ARGS, self._added_token_ids)
             calls = either(f"{lark.literal(f.name)} {args} args_{i}" for i, f in enumerate(functions))
             rules = f"start: call{'' if is_single else '+'}\ncall: {marked} body\nbody: {calls}\n"
         else:

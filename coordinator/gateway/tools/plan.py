@@ -18,7 +18,7 @@ from twinpool.coordinator.gateway.tools.tool_format import ToolFormat
 from twinpool.errors import InvalidRequest
 from twinpool.request import Grammar, GrammarKind
 
-CHOICES = ("none", "auto", "required")
+TOOL_CHOICES = ("none", "auto", "required")
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 
 
@@ -140,8 +140,8 @@ def _chosen(choice: ToolChoice | None, functions: Sequence[FunctionDefinition]) 
     match choice:
         case None | "none" | "auto":
             return []
-        case str() if choice not in CHOICES:
-            allowed = ", ".join(f'"{name}"' for name in CHOICES)
+        case str() if choice not in TOOL_CHOICES:
+            allowed = ", ".join(f'"{name}"' for name in TOOL_CHOICES)
             problem = f'it must be {allowed} or {{"type": "function", "function": {{"name": …}}}}'
             raise InvalidRequest(f"tool_choice is {shown(choice)}; {problem}", param="tool_choice")
         case NamedToolChoice(type=kind) if kind != "function":

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 from twinpool.coordinator.gateway.deltas import Delta, DeltaParser, Reasoning
-from twinpool.coordinator.gateway.tools.call_grammar import mark
+from twinpool.coordinator.gateway.tools.call_grammar import mark_expression
 from twinpool.coordinator.gateway.tools.reader import SPACE, Steps, TextReader
 from twinpool.engine import lark
 from twinpool.errors import InvariantViolation
@@ -97,7 +97,7 @@ class ThinkFormat:
         last = _last_mark(prompt)
         if last == CLOSE:
             return grammar
-        opening, closing = (mark(text, self._added_token_ids) for text in self.marks)
+        opening, closing = (mark_expression(text, self._added_token_ids) for text in self.marks)
         # A token ends whatever is before it; a text must be the first of its kind.
         is_token = CLOSE in self._added_token_ids
         rest = (
