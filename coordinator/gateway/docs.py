@@ -22,6 +22,7 @@ from twinpool.coordinator.gateway.documented_answers import (
     PARAMETERS,
     SCHEMAS,
     STATUSES,
+    body_headers,
     generation_headers,
     headers_of,
     stream_schema,
@@ -175,6 +176,7 @@ def _described(
         ok["description"] = "The answer: whole, or with `stream` as server-sent events."
         ok["headers"] = generation_headers(has_quotas=needs_key)
     if op.body is not None:
+        ok["headers"] |= body_headers()
         described["requestBody"] = {"required": True, "content": {_JSON: {"schema": schema_of[op.body]}}}
     return {**described, "parameters": parameters, "responses": {"200": ok, **_own_unavailable(route)}}
 

@@ -122,7 +122,12 @@ def headers_of(status: int) -> dict[str, Any]:
 def generation_headers(*, has_quotas: bool) -> dict[str, Any]:
     """Those that the answer of a route that generates may have."""
     quotas = _QUOTA_HEADERS if has_quotas else ()
-    return _referred("X-Request-Id", "X-Twinpool-Warning", *quotas)
+    return _referred("X-Request-Id", *quotas)
+
+
+def body_headers() -> dict[str, Any]:
+    """Those that the answer of a route that reads a body may have besides."""
+    return _referred("X-Twinpool-Warning")
 
 
 def _referred(*names: str) -> dict[str, Any]:

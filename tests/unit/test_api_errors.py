@@ -130,6 +130,13 @@ async def test_clients_are_told_where_asking_again_cannot_help(
     assert answer.headers.get("x-should-retry") == ("false" if is_told_not_to else None)
 
 
+async def test_the_document_says_of_which_errors_clients_are_told_so(client: httpx.AsyncClient) -> None:
+    responses = (await client.get("/openapi.json")).json()["components"]["responses"]
+    assert {name for name, each in responses.items() if "X-Should-Retry" in each["headers"]} == {
+        f"{kind}Error{status}" for kind in ("", "Messages") for status in (408, 409, 499, 504)
+    }
+
+
 async def test_a_request_that_would_be_refused_anyway_is_not_tokenized(
     client: httpx.AsyncClient, service: ScriptedService, monkeypatch: pytest.MonkeyPatch
 ) -> None:

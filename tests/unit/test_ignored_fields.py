@@ -124,6 +124,13 @@ async def test_each_route_tells_of_its_own(
     assert "x-twinpool-warning" not in (await client.post(path, json=body)).headers
 
 
+async def test_the_document_says_so_of_each_route_that_reads_a_body(client: httpx.AsyncClient) -> None:
+    paths = (await client.get("/openapi.json")).json()["paths"]
+    for operation in (operation for methods in paths.values() for operation in methods.values()):
+        is_warned = "X-Twinpool-Warning" in operation["responses"]["200"]["headers"]
+        assert is_warned == ("requestBody" in operation)
+
+
 @pytest.mark.parametrize("kind", ["json_object", "json_schema", "text"])
 async def test_a_schema_in_the_place_of_other_servers_is_refused(
     client: httpx.AsyncClient, kind: str
