@@ -11,7 +11,14 @@ from typing import Any
 from twinpool.coordinator.gateway.blocks import Block, BlockKind, BlockWriter
 from twinpool.coordinator.gateway.deltas import Delta
 from twinpool.coordinator.gateway.responses.body import ResponsesBody
-from twinpool.coordinator.gateway.responses.output import ResponseUsage, echo, error, item, item_id, part
+from twinpool.coordinator.gateway.responses.output import (
+    ResponseUsage,
+    content_part,
+    echoed_fields,
+    item_id,
+    output_item,
+    response_error,
+)
 from twinpool.coordinator.gateway.shapes import to_json
 from twinpool.errors import RequestError
 
@@ -34,7 +41,7 @@ class ResponseWriter(BlockWriter):
             "object": "response",
             "created_at": created_at,
             "model": model,
-            **echo(body),
+            **echoed_fields(body),
         }
         self._num_events = 0
         self._logprobs: dict[int, list[Any]] = {}
@@ -76,7 +83,7 @@ class ResponseWriter(BlockWriter):
             self._open.is_cut, self._open = True, None
         # Clients want the beginning first, even of what fails before its first token.
         begun = b"" if self._num_events else self.opening()
-        response = {**self._response("failed"), "error": error(failure)}
+        response = {**self._response("failed"), "error": response_error(failure)}
         return begun + self._event("response.failed", response=response)
 
     def _finish(self, *, is_cut: bool) -> bytes:
@@ -97,7 +104,7 @@ class ResponseWriter(BlockWriter):
         }
 
     def _begun(self, block: Block) -> bytes:
-        new = item(block, self._request_id, [], is_open=True)
+        new = output_item(block, self._request_id, [], is_open=True)
         added = self._event("response.output_item.added", output_index=block.index, item=new)
         place = self._place(block)
         kind = f"{_TEXT_EVENTS[block.kind]}.delta"
@@ -106,7 +113,7 @@ class ResponseWriter(BlockWriter):
         if block.kind is BlockKind.CALL:
             return added
         self._logprobs[block.index] = []
-        return added + self._event("response.content_part.added", **place, part=part(block, "", []))
+        return added + self._event("response.content_part.added", **place, part=content_part(block, "", []))
 
     def _more(self, block: Block, text: str) -> bytes:
         logprobs = b""
@@ -137,10 +144,10 @@ class ResponseWriter(BlockWriter):
         is_call, is_open = block.kind is BlockKind.CALL, block is self._open
         content = [] if is_call else [self._part(block)]
         text = block.text if is_call else ""
-        return item(block, self._request_id, content, is_open=is_open, text=text)
+        return output_item(block, self._request_id, content, is_open=is_open, text=text)
 
     def _part(self, block: Block) -> dict[str, Any]:
-        return part(block, block.text, self._logprobs[block.index])
+        return content_part(block, block.text, self._logprobs[block.index])
 
     def _place(self, block: Block) -> dict[str, Any]:
         place = {"item_id": item_id(block, self._request_id), "output_index": block.index}

@@ -38,7 +38,7 @@ class ResponseUsage:
         return usage if self.facts is None else {**usage, "twinpool": self.facts}
 
 
-def echo(body: ResponsesBody) -> dict[str, Any]:
+def echoed_fields(body: ResponsesBody) -> dict[str, Any]:
     """What the object says of its request: the fields as they hold, with their defaults."""
     tools = [msgspec.to_builtins(tool) for tool in body.tools or ()]
     choice = body.tool_choice
@@ -67,7 +67,7 @@ def echo(body: ResponsesBody) -> dict[str, Any]:
     }
 
 
-def part(block: Block, text: str, logprobs: Sequence[Any]) -> dict[str, Any]:
+def content_part(block: Block, text: str, logprobs: Sequence[Any]) -> dict[str, Any]:
     """The one part of a message's content or of reasoning."""
     if block.kind is BlockKind.REASONING:
         return {"type": "reasoning_text", "text": text}
@@ -79,7 +79,7 @@ def item_id(block: Block, request_id: str) -> str:
     return f"{_ID_PREFIXES[block.kind]}_{request_id}_{block.index}"
 
 
-def item(
+def output_item(
     block: Block, request_id: str, content: Sequence[Any], *, is_open: bool, text: str = ""
 ) -> dict[str, Any]:
     """An item of the output. `content` are the parts of a message or of reasoning, `text` a call's arguments."""
@@ -97,16 +97,15 @@ def item(
             return {**identity, "type": "function_call", **call}
 
 
-def error(failure: RequestError) -> dict[str, Any]:
+def response_error(failure: RequestError) -> dict[str, Any]:
     """Why a response failed, with one of OpenAI's codes."""
-    is_servers = failure.status >= 500
-    code = (
-        "rate_limit_exceeded"
-        if isinstance(failure, TryLater)
-        else "server_error"
-        if is_servers
-        else "invalid_prompt"
-    )
+    match failure:
+        case TryLater():
+            code = "rate_limit_exceeded"
+        case RequestError(status=status) if status >= 500:
+            code = "server_error"
+        case _:
+            code = "invalid_prompt"
     return {"code": code, "message": failure.message}
 
 
