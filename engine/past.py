@@ -35,7 +35,8 @@ class Matcher(Protocol):
         ...
 
     def mask(self) -> np.ndarray[Any, np.dtype[np.int32]]:
-        """Which tokens may follow, a bit each, the lowest of each word first: int32 [words]. It may find an error."""
+        """Which tokens may follow, a bit each, the lowest of each word first: int32 [words]. It may find an
+        error, and it is one if none may: nobody else looks for that."""
         ...
 
 

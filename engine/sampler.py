@@ -139,8 +139,8 @@ class StepSampling:
         failed: dict[RequestKey, str] = {}
         for place, past in self._in_grammars.items():
             mask = past.matcher.mask() if past.matcher is not None else None
-            if past.error or mask is None or not mask.any():
-                failed[self._slices[place].key] = past.error or "its grammar allows no token here"
+            if past.error or mask is None:
+                failed[self._slices[place].key] = past.error
                 continue
             added = _ADDED_FOR.take(mask.view(np.uint8), axis=0).reshape(-1)[: logits.shape[1]]
             logits[place].add_(_upload(added, logits))

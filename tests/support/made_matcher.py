@@ -36,4 +36,6 @@ class MadeMatcher:
         """As `Matcher.mask`."""
         bits = np.zeros(-(-self._vocab_size // 32) * 32, np.uint8)
         bits[: self._vocab_size] = [self.allows(token_id) for token_id in range(self._vocab_size)]
+        if not bits.any():
+            self.error = self.error or "its grammar allows no token here"
         return np.packbits(bits, bitorder="little").view(np.int32)
