@@ -14,6 +14,7 @@ import pytest
 from fastapi import FastAPI
 from fastapi.routing import APIRoute
 from support.gateway import MODEL, ScriptedService, events, in_process, says, tiny_tokenizer
+from support.tool_answers import QWEN
 
 from twinpool.config import GatewayConfig
 from twinpool.coordinator.gateway.answer_schemas import ANSWER_SCHEMAS
@@ -24,6 +25,8 @@ from twinpool.coordinator.gateway.messages_api.body import MessagesBody
 from twinpool.coordinator.gateway.responses.body import ResponsesBody
 from twinpool.coordinator.gateway.routes import create_app
 from twinpool.coordinator.gateway.tokenizing import DetokenizeBody, TokenizeBody
+from twinpool.engine.chat_template import ChatTemplate
+from twinpool.engine.tokenizer import Tokenizer
 from twinpool.errors import RequestError
 
 GENERATING = {
@@ -197,6 +200,8 @@ def _misfits(document: dict[str, Any], schema: dict[str, Any], value: Any, path:
 
 
 _CHAT = {"messages": [{"role": "user", "content": "Hi"}]}
+_WITH_TOOLS = {**_CHAT, "tools": [{"type": "function", "function": {"name": "weather"}}]}
+_CALLING = '<think>Well.</think>So:<tool_call>\n{"name": "weather", "arguments": {}}\n</tool_call>'
 _WITH_IDS = {"return_token_ids": True, "twinpool": True}
 
 
@@ -209,6 +214,7 @@ _WITH_IDS = {"return_token_ids": True, "twinpool": True}
             "/v1/chat/completions",
             {**_CHAT, **_WITH_IDS, "logprobs": True, "top_logprobs": 1, "prompt_logprobs": 1},
         ),
+        ("/v1/chat/completions", _WITH_TOOLS),
         ("/v1/completions", {"prompt": "Hi", "stop": "it"}),
         (
             "/v1/completions",
@@ -218,8 +224,10 @@ _WITH_IDS = {"return_token_ids": True, "twinpool": True}
 )
 async def test_answers_are_as_the_document_says(path: str, body: dict[str, Any]) -> None:
     service = ScriptedService()
-    service.script = says("the capital")
-    app = create_app(service, tiny_tokenizer(), MODEL)
+    service.script = says(_CALLING if "tools" in body else "the capital")
+    plain = tiny_tokenizer()
+    with_tools = Tokenizer(plain.backend, plain.eos_token_ids, ChatTemplate(QWEN, {}))
+    app = create_app(service, with_tools if "tools" in body else plain, MODEL)
     document = app.openapi()
     ok = document["paths"][path]["post"]["responses"]["200"]["content"]
     streamed = {name: value for name, value in body.items() if name != "prompt_logprobs"}
@@ -230,6 +238,7 @@ async def test_answers_are_as_the_document_says(path: str, body: dict[str, Any])
     assert [*_misfits(document, ok["application/json"]["schema"], whole)] == []
     event = ok["text/event-stream"]["schema"]["x-event"]
     assert len(chunks) > 3
+    assert ("tool_calls" in str(whole)) == ("reasoning_content" in str(chunks)) == ("tools" in body)
     for chunk in chunks[:-1]:
         assert [*_misfits(document, event, chunk)] == []
 
