@@ -19,8 +19,8 @@ UNSERVED: Mapping[str, str] = {
     "/pooling": "pooling is",
     "/classify": "classification is",
     "/v1/moderations": "moderation is",
-    "/v1/audio/{rest:path}": "audio is",
-    "/v1/images/{rest:path}": "images are",
+    "/v1/audio": "audio is",
+    "/v1/images": "images are",
     "/v1/videos": "videos are",
     "/v1/realtime": "realtime sessions are",
     "/v1/assistants": "assistants are",
@@ -31,16 +31,17 @@ UNSERVED: Mapping[str, str] = {
     "/v1/batches": "batches are",
     "/v1/messages/batches": "batches are",
     "/v1/vector_stores": "vector stores are",
-    "/v1/fine_tuning/{rest:path}": "fine-tuning is",
+    "/v1/fine_tuning": "fine-tuning is",
 }
-"""What is not served here, by path."""
-_METHODS = ["GET", "POST"]
+"""What is not served here, by path; nor is what is below it."""
+_METHODS = ["GET", "POST", "DELETE"]
 
 
 def mount_unserved(app: FastAPI) -> None:
-    """Has `app` say of each of these routes, to GET and POST, that it is not served."""
+    """Has `app` say of each of these paths, and of those below them, that it is not served."""
     for path, what in UNSERVED.items():
-        app.add_api_route(path, _refusal(what), methods=_METHODS, include_in_schema=False)
+        for route in (path, f"{path}/{{rest:path}}"):
+            app.add_api_route(route, _refusal(what), methods=_METHODS, include_in_schema=False)
 
 
 def _refusal(what: str) -> Callable[[Request], Awaitable[Response]]:

@@ -122,3 +122,15 @@ async def test_routes_that_are_not_served_say_what_is(client: httpx.AsyncClient,
     assert error["code"] == "not_supported"
     assert error["message"].startswith(f"{path}: ")
     assert "/v1/chat/completions" in error["message"]
+
+
+@pytest.mark.parametrize("path", ["/v1/files/file-1", "/v1/batches/batch-1/cancel", "/v1/threads/thread-1"])
+@pytest.mark.parametrize("method", ["GET", "POST", "DELETE"])
+async def test_nor_is_what_is_below_them(client: httpx.AsyncClient, method: str, path: str) -> None:
+    error = error_of(await client.request(method, path), 400)
+    assert error["code"] == "not_supported"
+    assert error["message"].startswith(f"{path}: ")
+
+
+async def test_a_path_that_only_begins_like_one_of_them_is_not_found(client: httpx.AsyncClient) -> None:
+    assert (await client.get("/v1/filesystem")).status_code == 404
