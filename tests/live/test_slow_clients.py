@@ -46,7 +46,8 @@ def not_reading(
     with socket.socket() as client:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         client.connect(("127.0.0.1", gateway.server.port))
-        data = json.dumps({**HELLO, "stream": True, **wanted}).encode()
+        turns = {} if "prompt" in wanted else HELLO
+        data = json.dumps({**turns, "stream": True, **wanted}).encode()
         head = f"POST {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {len(data)}\r\n\r\n"
         client.sendall(head.encode() + data)
         client.setblocking(False)
