@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from support.clients import PROGRAMS, command, findings, run
+from support.clients import PROGRAMS, command, findings, needs, run
 from support.server import Server
 
+pytestmark = needs("litellm")
 MODEL = "SmolLM2-135M-Instruct"
 ANSWER = "The capital of France is Paris."
 

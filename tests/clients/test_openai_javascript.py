@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from support.clients import PROGRAMS, environment_of, findings, node, run
+from support.clients import PROGRAMS, environment_of, findings, needs, node, run
 from support.server import Server
 
+pytestmark = needs("openai-js")
 MODEL = "SmolLM2-135M-Instruct"
 ANSWER = "The capital of France is Paris."
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from support.clients import command, environment_of, run
+from support.clients import command, needs, run
 from support.served_model import save_served_model
 from support.server import serving
 from support.tool_model import TEMPLATE
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = [needs("schemathesis"), pytest.mark.timeout(240)]
 SHORT = ("--max-model-len", "256", "--dtype", "float32", "--num-blocks", "400")
 """An answer without `max_tokens` takes the rest of the context: here soon."""
 LONGEST_S = "60"
@@ -22,7 +22,6 @@ CHECKS = "not_a_server_error,status_code_conformance,content_type_conformance,re
 
 
 def test_no_request_breaks_the_server_or_the_document(tmp_path: Path) -> None:
-    environment_of("schemathesis")
     model = save_served_model(tmp_path)
     (model / "chat_template.jinja").write_text(TEMPLATE)
     with serving(tmp_path, str(model), *SHORT) as server:

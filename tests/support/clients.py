@@ -25,12 +25,15 @@ NO_NETWORK = {
 """What keeps these clients from asking anybody but the server."""
 
 
+def needs(client: str) -> pytest.MarkDecorator:
+    """Skips tests where `client` is not installed, before anything is started for them."""
+    how = f"{client} is not installed; `scripts/install_clients {client}` makes this run"
+    return pytest.mark.skipif(not (_HOME / client / ".installed").exists(), reason=how)
+
+
 def environment_of(client: str) -> Path:
-    """Where `client` is installed; skips the test if it is not."""
-    home = _HOME / client
-    if not (home / ".installed").exists():
-        pytest.skip(f"{client} is not installed; `scripts/install_clients {client}` makes this run")
-    return home
+    """Where `client` is installed, by a test that `needs` it."""
+    return _HOME / client
 
 
 def command(client: str, name: str) -> str:
