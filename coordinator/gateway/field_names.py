@@ -1,4 +1,4 @@
-"""Errors of a chat request that another route's request was turned into, in that route's own words."""
+"""Errors and warnings of a chat request that another route's request was turned into, in that route's own words."""
 
 from __future__ import annotations
 
@@ -29,16 +29,19 @@ class FieldNames:
         except ForeignField:
             raise
         except RequestError as error:
-            for part, own in self.parts.items():
-                error.message = error.message.replace(part, own)
+            error.message = self.said(error.message)
             error.args = (error.message,)
             error.param = None if error.param is None else self._renamed(error.param)
             raise
+
+    def said(self, text: str) -> str:
+        """A message, or a path, in this route's words."""
+        for part, own in self.parts.items():
+            text = text.replace(part, own)
+        return text
 
     def _renamed(self, param: str) -> str:
         for field, own in self.fields.items():
             if param.startswith(field) and not param[len(field) : len(field) + 1].isidentifier():
                 return own
-        for part, own in self.parts.items():
-            param = param.replace(part, own)
-        return param
+        return self.said(param)

@@ -62,11 +62,14 @@ def parse_chat(data: bytes, answers: AnswerFormat) -> GenerationRequest:
     Raises:
         InvalidRequest: bad JSON, a wrong type or value, or a field that is not supported.
     """
-    return chat_request(read_object(data), answers)
+    raw = read_object(data)
+    wanted = chat_request(raw, answers)
+    return replace(wanted, warnings=(*warnings_of(raw, ChatBody), *wanted.warnings))
 
 
 def chat_request(raw: dict[str, Any], answers: AnswerFormat) -> GenerationRequest:
-    """The chat request with these fields. Raises InvalidRequest."""
+    """The chat request with these fields; it warns of those that its other fields leave without effect. Raises
+    InvalidRequest."""
     body = check_body(raw, ChatBody)
     if body.top_logprobs and not body.logprobs:
         message = (
@@ -76,8 +79,12 @@ def chat_request(raw: dict[str, Any], answers: AnswerFormat) -> GenerationReques
     tool_plan = plan(body.tools, body.tool_choice, body.parallel_tool_calls, answers)
     common = _common(body, 1, may_be_prompt_only=False)
     constraint = common.constraint
+    warnings: tuple[str, ...] = ()
     if tool_plan.grammar is not None:
         refuse_contradictions("tool_choice", ignore_eos=common.ignore_eos, min_tokens=common.min_tokens)
+        if constraint is not None:
+            ignored = constraint.field.partition(".")[0]
+            warnings = (f"{ignored} is ignored, because tool_choice says that a tool must be called",)
         constraint = Constraint(tool_plan.grammar, "tools")
     return replace(
         common,
@@ -86,7 +93,7 @@ def chat_request(raw: dict[str, Any], answers: AnswerFormat) -> GenerationReques
         tool_plan=tool_plan,
         num_logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         add_special_tokens=bool(body.add_special_tokens),
-        warnings=warnings_of(raw, ChatBody),
+        warnings=warnings,
     )
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from typing import Any
 
 import httpx
 import pytest
 from support.gateway import error_of
+from support.tool_answers import QWEN, answers_of
 
 from twinpool.coordinator.gateway.bodies import ChatBody, CompletionBody
 from twinpool.coordinator.gateway.ignored_fields import (
@@ -16,7 +19,12 @@ from twinpool.coordinator.gateway.ignored_fields import (
     warnings_of,
 )
 from twinpool.coordinator.gateway.messages_api.body import MessagesBody
+from twinpool.coordinator.gateway.messages_api.route import parse_messages
+from twinpool.coordinator.gateway.parsing import parse_chat
+from twinpool.coordinator.gateway.requests import GenerationRequest
 from twinpool.coordinator.gateway.responses.body import ResponsesBody
+from twinpool.coordinator.gateway.responses.route import parse_responses
+from twinpool.coordinator.gateway.tools import AnswerFormat
 
 CHAT = "/v1/chat/completions"
 TURN = {"role": "user", "content": "Hi"}
@@ -86,6 +94,47 @@ def test_only_the_first_ones_are_named_and_of_long_names_the_beginning() -> None
 def test_values_of_a_wrong_type_are_left_to_the_check_of_types() -> None:
     raw: dict[str, Any] = {"messages": [1, None, "a", [{"foo": 1}]], "stream_options": 5, "tools": {"foo": 1}}
     assert warnings_of(raw, ChatBody) == ("ignored fields: tools.foo",)
+
+
+_SCHEMA = {"type": "json_schema", "name": "n", "schema": {"type": "object"}}
+_ASKED = {"messages": [TURN], "tools": [{"type": "function", "function": {"name": "f"}}]}
+
+
+def _read_responses(data: bytes, answers: AnswerFormat) -> GenerationRequest:
+    return parse_responses(data, answers)[1]
+
+
+@pytest.mark.parametrize(
+    ("read", "raw", "forced", "field"),
+    [
+        (parse_chat, _ASKED | {"response_format": {"type": "json_object"}}, "required", "response_format"),
+        (parse_chat, _ASKED | {"guided_regex": "a+"}, "required", "guided_regex"),
+        (
+            _read_responses,
+            {"input": "Hi", "text": {"format": _SCHEMA}, "tools": [{"type": "function", "name": "f"}]},
+            "required",
+            "text.format",
+        ),
+        (
+            parse_messages,
+            {
+                "messages": [TURN],
+                "max_tokens": 5,
+                "output_config": {"format": {"type": "json_schema", "schema": {"type": "object"}}},
+                "tools": [{"name": "f", "input_schema": {"type": "object"}}],
+            },
+            {"type": "any"},
+            "output_config.format",
+        ),
+    ],
+)
+def test_a_form_of_the_answer_beside_a_tool_that_must_be_called_is_told_of(
+    read: Callable[[bytes, AnswerFormat], GenerationRequest], raw: dict[str, Any], forced: Any, field: str
+) -> None:
+    answers = answers_of(QWEN)
+    assert read(json.dumps(raw).encode(), answers).warnings == ()
+    (warning,) = read(json.dumps({**raw, "tool_choice": forced}).encode(), answers).warnings
+    assert warning == f"{field} is ignored, because tool_choice says that a tool must be called"
 
 
 def test_without_warnings_there_is_no_header() -> None:

@@ -64,5 +64,6 @@ def parse_messages(data: bytes, answers: AnswerFormat, *, for_answer: bool = Tru
     answer may be. Raises InvalidRequest."""
     raw = read_object(data)
     body = check_messages(raw, for_answer=for_answer)
-    warnings = warnings_of(raw, MessagesBody, body.without_effect)
-    return replace(chat_request(as_chat(body), answers), warnings=warnings)
+    wanted = chat_request(as_chat(body), answers)
+    ignored = warnings_of(raw, MessagesBody, body.without_effect)
+    return replace(wanted, warnings=(*ignored, *map(NAMES.said, wanted.warnings)))

@@ -79,7 +79,9 @@ def parse_responses(data: bytes, answers: AnswerFormat) -> tuple[ResponsesBody, 
     raw = read_object(data)
     body = check_responses(raw)
     wanted = chat_request(as_chat(body), answers)
-    return body, replace(wanted, warnings=warnings_of(raw, ResponsesBody))
+    return body, replace(
+        wanted, warnings=(*warnings_of(raw, ResponsesBody), *map(NAMES.said, wanted.warnings))
+    )
 
 
 class _Exchange:
