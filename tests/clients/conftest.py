@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from support.clients import MODEL
 from support.server import Server, serving
 from support.tool_model import tool_model
-
-MODEL = "SmolLM2-135M-Instruct"
 
 
 @pytest.fixture(scope="session")

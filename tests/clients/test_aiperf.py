@@ -6,12 +6,11 @@ import json
 from pathlib import Path
 
 import pytest
-from support.clients import command, needs, run
+from support.clients import MODEL, command, needs, run
 from support.default_model import default_model_dir
 from support.server import Server
 
 pytestmark = [needs("aiperf"), pytest.mark.timeout(300)]
-MODEL = "SmolLM2-135M-Instruct"
 TOKENIZER = "local/tokenizer"
 NUM_REQUESTS = 6
 NUM_TOKENS = 16

@@ -5,22 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from support.clients import PROGRAMS, command, findings, needs, run
+from support.clients import ANSWER, command, findings, needs
 from support.server import Server
 
 pytestmark = needs("litellm")
-MODEL = "SmolLM2-135M-Instruct"
-ANSWER = "The capital of France is Paris."
 
 
 @pytest.fixture(scope="module")
 def found(server: Server, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What programs/litellm_client.py found."""
-    variables = {"TWINPOOL_URL": server.url, "TWINPOOL_MODEL": MODEL}
-    program = str(PROGRAMS / "litellm_client.py")
-    return findings(
-        run([command("litellm", "python"), program], tmp_path_factory.mktemp("home"), 90, variables)
-    )
+    folder = tmp_path_factory.mktemp("home")
+    return findings(command("litellm", "python"), "litellm_client.py", server, folder)
 
 
 def test_chats_and_completions(found: dict[str, Any]) -> None:

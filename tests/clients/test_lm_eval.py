@@ -13,12 +13,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from support.clients import ROOT, command, needs, run
+from support.clients import MODEL, ROOT, command, needs, run
 from support.default_model import default_model_dir
 from support.server import Server
 
 pytestmark = [needs("lm-eval"), pytest.mark.timeout(420)]
-MODEL = "SmolLM2-135M-Instruct"
 TASKS = ROOT / "tests" / "clients" / "lm_eval_tasks"
 LIMIT_S = 180.0
 THIRD_DIGIT = 1e-3

@@ -5,24 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from support.clients import PROGRAMS, environment_of, findings, needs, node, run
+from support.clients import ANSWER, MODEL, environment_of, findings, needs, node
 from support.server import Server
 
 pytestmark = needs("openai-js")
-MODEL = "SmolLM2-135M-Instruct"
-ANSWER = "The capital of France is Paris."
 
 
 @pytest.fixture(scope="module")
 def found(server: Server, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What programs/openai_client.mjs found."""
-    variables = {
-        "CLIENT_HOME": str(environment_of("openai-js")),
-        "TWINPOOL_URL": server.url,
-        "TWINPOOL_MODEL": MODEL,
-    }
-    program = str(PROGRAMS / "openai_client.mjs")
-    return findings(run([node("openai-js"), program], tmp_path_factory.mktemp("js"), 90, variables))
+    home = {"CLIENT_HOME": str(environment_of("openai-js"))}
+    return findings(node("openai-js"), "openai_client.mjs", server, tmp_path_factory.mktemp("js"), home)
 
 
 def test_chats_whole_and_streamed_are_the_same(found: dict[str, Any]) -> None:

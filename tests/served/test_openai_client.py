@@ -12,12 +12,12 @@ from typing import Any
 import openai
 import pydantic
 import pytest
+from support.clients import MODEL
 from support.gateway import named_events
 from support.server import Server, serving
 from support.tool_model import tool_model
 
 pytestmark = pytest.mark.timeout(120)
-MODEL = "SmolLM2-135M-Instruct"
 QUESTION: list[dict[str, str]] = [{"role": "user", "content": "What is the capital of France?"}]
 WEATHER: dict[str, Any] = {
     "type": "function",
