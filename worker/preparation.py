@@ -1,47 +1,85 @@
-"""What a job's grammar takes is done ahead of its steps, on a thread that delays neither steps nor messages."""
+"""What a job's grammar takes is done before the core hears of the job, on a thread that delays no step and no message.
+
+Compiling is a millisecond or two for a usual grammar and a quarter of a second for a huge one. In a job's first step
+that would be a gap in every stream of the worker, and many such jobs at once would make one of many seconds.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import logging
+import os
+import sys
+import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from threading import BoundedSemaphore
 
-from twinpool.messages import Generate, Message, Prefill, Reserve
-from twinpool.request import Job
+from twinpool.messages import Cancel, Generate, Message, Prefill, PushTo, Reserve
+from twinpool.request import Job, RequestKey
 from twinpool.worker.step_thread import Runner
 
 log = logging.getLogger(__name__)
 
 MOST_AHEAD = 256
-"""Jobs that may wait for it. What those beyond need is found out in their first step."""
+"""Jobs that may be held back for it. What those beyond need is found out in their first step."""
+NICENESS = 10
+"""Of the thread, where threads have one: where it shares a core with the model's steps, they get most of it."""
 
 
 class Preparation:
-    """Has `runner` prepare the jobs that come. A job whose preparation fails, or comes too late, is no worse off than
-    without: its step finds out by itself."""
+    """Passes the coordinator's messages on to `pass_on`; a job with a grammar once `runner` has prepared it, and what
+    the coordinator says of that job meanwhile after it. A Cancel goes at once, in place of all that was held back.
 
-    def __init__(self, runner: Runner) -> None:
+    A job whose preparation fails is passed on all the same: its step finds out by itself. Lives on the event loop.
+    """
+
+    def __init__(self, runner: Runner, pass_on: Callable[[Message], None]) -> None:
         self._runner = runner
-        self._room = BoundedSemaphore(MOST_AHEAD)
-        self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="prepare")
+        self._pass_on = pass_on
+        self._loop = asyncio.get_running_loop()
+        self._held: dict[RequestKey, list[Message]] = {}
+        self._executor = ThreadPoolExecutor(1, "prepare", initializer=_step_back)
+        self._is_closed = False
 
-    def heard(self, message: Message) -> None:
-        """A message of the coordinator has come; the job in it, if it has a grammar, is prepared soon."""
+    def take(self, message: Message) -> None:
+        """A message of the coordinator has come."""
         match message:
             case Prefill(job) | Reserve(job) | Generate(job) if job.sampling.grammar is not None:
-                if self._room.acquire(blocking=False):
+                if job.key not in self._held and len(self._held) < MOST_AHEAD:
+                    self._held[job.key] = [message]
                     self._executor.submit(self._prepare, job)
+                    return
+            case PushTo(key) if key in self._held:
+                self._held[key].append(message)
+                return
+            case Cancel(key):
+                self._held.pop(key, None)
+        self._pass_on(message)
 
     def _prepare(self, job: Job) -> None:
         try:
-            self._runner.prepare(job)
+            if job.key in self._held:  # else it was cancelled meanwhile
+                self._runner.prepare(job)
         except Exception as exc:  # noqa: BLE001  # whatever a library makes of what a client has written
-            log.info(
-                "a grammar could not be prepared: %s", type(exc).__name__
-            )  # its words may be the client's
-        finally:
-            self._room.release()
+            # Its words may be the client's.
+            log.info("a grammar could not be prepared: %s", type(exc).__name__)
+        if not self._is_closed:
+            with contextlib.suppress(RuntimeError):  # the loop has just been closed
+                self._loop.call_soon_threadsafe(self._prepared, job.key)
+
+    def _prepared(self, key: RequestKey) -> None:
+        if self._is_closed:
+            return
+        for message in self._held.pop(key, ()):
+            self._pass_on(message)
 
     def close(self) -> None:
-        """Begins no more, and does not wait for what is being done."""
+        """Begins no more, passes nothing on, and does not wait for what is being done."""
+        self._is_closed = True
         self._executor.shutdown(wait=False, cancel_futures=True)
+
+
+def _step_back() -> None:
+    if sys.platform == "linux":
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)

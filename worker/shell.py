@@ -129,7 +129,7 @@ class WorkerShell:
         self._register = msgspec.structs.replace(parts.register, endpoint=endpoint)
         senders = self._outgoing.senders if self._outgoing else {}
         self._steps = StepThread(parts.runner, parts.pool.region.layout.num_layers, senders, self._step_ended)
-        self._preparation = Preparation(parts.runner)
+        self._preparation = Preparation(parts.runner, lambda message: self._handle(FromCoordinator(message)))
         self._transfers = Transfers(
             parts.pool, self._steps, senders, self._incoming, self._handle, self._spawn
         )
@@ -338,8 +338,7 @@ class WorkerShell:
             case Peers(peers):
                 self._update_peers(peers)
             case _:
-                self._preparation.heard(message)
-                self._handle(FromCoordinator(message))
+                self._preparation.take(message)
 
     def _from_peer(self, worker_id: str, incarnation: str, message: Message) -> None:
         self._handle(FromPeer(worker_id, incarnation, message))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import threading
 from queue import Queue
@@ -10,8 +11,8 @@ import pytest
 from support.jobs import GRAMMAR, job
 
 from twinpool.engine.batch import StepBatch, StepOutput
-from twinpool.messages import Cancel, Generate, Message, Prefill, Reserve
-from twinpool.request import Job
+from twinpool.messages import Cancel, Generate, Message, Prefill, PushTo, Reserve
+from twinpool.request import Job, RequestKey
 from twinpool.worker.preparation import Preparation
 
 WAIT_S = 10.0
@@ -38,53 +39,89 @@ class Runner:
             raise self._error
 
 
+class Bench:
+    """A preparation, and what it has passed on."""
+
+    def __init__(self, runner: Runner) -> None:
+        self.runner = runner
+        self.passed: list[Message] = []
+        self._heard = asyncio.Event()
+        self.preparation = Preparation(runner, self._hear)
+
+    def _hear(self, message: Message) -> None:
+        self.passed.append(message)
+        self._heard.set()
+
+    async def until_passed(self, *messages: Message) -> None:
+        """Returns when just these have been passed on, in this order."""
+        async with asyncio.timeout(WAIT_S):
+            while len(self.passed) < len(messages):
+                await self._heard.wait()
+                self._heard.clear()
+        assert self.passed == list(messages)
+
+
+def push_to(key: RequestKey) -> PushTo:
+    return PushTo(key, "decode-0", "life-1", fence=1, block_ids=(0,), num_cached_blocks=0)
+
+
 @pytest.mark.parametrize(
     "message",
     [Prefill(WORK, "decode-0"), Reserve(WORK, "prefill-0", "life-1"), Generate(WORK)],
     ids=lambda message: type(message).__name__,
 )
-def test_a_job_with_a_grammar_is_prepared_on_a_thread_of_its_own(message: Message) -> None:
-    runner = Runner()
-    preparation = Preparation(runner)
-    preparation.heard(message)
-    asked, thread = runner.asked.get(timeout=WAIT_S)
-    preparation.close()
-    assert asked is WORK
-    assert thread.startswith("prepare")
+async def test_a_job_with_a_grammar_is_passed_on_when_a_thread_of_its_own_has_prepared_it(
+    message: Message,
+) -> None:
+    bench = Bench(Runner(is_held=True))
+    plain = Generate(job("plain", 3))
+    for each in (message, plain, push_to(WORK.key)):
+        bench.preparation.take(each)
+    asked, thread = await asyncio.to_thread(bench.runner.asked.get, timeout=WAIT_S)
+    assert (asked, thread.startswith("prepare")) == (WORK, True)
+    assert bench.passed == [plain], "others do not wait"
+    bench.runner.may_end.set()
+    await bench.until_passed(plain, message, push_to(WORK.key))
+    bench.preparation.close()
 
 
-def test_a_job_without_one_and_other_messages_are_no_work() -> None:
-    runner = Runner()
-    preparation = Preparation(runner)
-    for message in (Generate(job("plain", 3)), Cancel(WORK.key), Generate(WORK)):
-        preparation.heard(message)
-    assert runner.asked.get(timeout=WAIT_S)[0] is WORK
-    preparation.close()
-    assert runner.asked.empty()
+async def test_a_cancelled_job_is_never_passed_on_nor_what_was_said_of_it() -> None:
+    bench = Bench(Runner(is_held=True))
+    second = job("b", 3, grammar=GRAMMAR)
+    for each in (Prefill(WORK, "d"), Prefill(second, "d"), push_to(second.key), Cancel(second.key)):
+        bench.preparation.take(each)
+    assert bench.passed == [Cancel(second.key)]
+    bench.runner.may_end.set()
+    await bench.until_passed(Cancel(second.key), Prefill(WORK, "d"))
+    await asyncio.to_thread(bench.preparation._executor.shutdown)
+    await bench.until_passed(Cancel(second.key), Prefill(WORK, "d"))
+    assert [asked.key for asked, _ in list(bench.runner.asked.queue)] == [WORK.key], "nor is it prepared"
+    bench.preparation.close()
 
 
-def test_what_goes_wrong_is_logged_by_its_type_and_the_next_one_is_prepared(
+async def test_what_goes_wrong_is_logged_by_its_type_and_the_job_is_passed_on(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    runner = Runner(KeyError("the client's words"))
-    preparation = Preparation(runner)
+    bench = Bench(Runner(KeyError("the client's words")))
+    second = Generate(job("b", 3, grammar=GRAMMAR))
     with caplog.at_level(logging.INFO):
-        for _ in range(2):
-            preparation.heard(Generate(WORK))
-        for _ in range(2):
-            runner.asked.get(timeout=WAIT_S)
-        preparation._executor.shutdown(wait=True)
-    assert "a grammar could not be prepared: KeyError" in caplog.text
+        bench.preparation.take(Generate(WORK))
+        bench.preparation.take(second)
+        await bench.until_passed(Generate(WORK), second)
+    bench.preparation.close()
+    assert caplog.text.count("a grammar could not be prepared: KeyError") == 2
     assert "words" not in caplog.text
 
 
-def test_no_more_jobs_wait_than_may(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_beyond_so_many_none_is_held_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("twinpool.worker.preparation.MOST_AHEAD", 2)
-    runner = Runner(is_held=True)
-    preparation = Preparation(runner)
-    for _ in range(5):
-        preparation.heard(Generate(WORK))
-    runner.may_end.set()
-    preparation._executor.shutdown(wait=True)
-    assert runner.asked.qsize() == 2
-    preparation.close()
+    bench = Bench(Runner(is_held=True))
+    messages = [Generate(job(f"r{i}", 3, grammar=GRAMMAR)) for i in range(3)]
+    for message in messages:
+        bench.preparation.take(message)
+    assert bench.passed == messages[2:]
+    bench.preparation.close()
+    bench.runner.may_end.set()
+    await asyncio.to_thread(bench.preparation._executor.shutdown)
+    await asyncio.sleep(0)
+    assert bench.passed == messages[2:], "after its end nothing is passed on"
