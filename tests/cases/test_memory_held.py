@@ -6,8 +6,9 @@ import uuid
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import httpx
 import pytest
-from support.fleet import NUM_SLOTS, assert_returned, is_colocated, num_busy
+from support.fleet import NUM_SLOTS, assert_returned, is_colocated, num_busy, num_live
 from support.server import Server, wait_for
 from support.visitors import Visit, Visitor, ask, stream
 from world.client import Ask, Parting
@@ -103,12 +104,26 @@ def test_what_can_never_fit_waits_for_the_full_timeout(anywhere: Server) -> None
         assert str(len(fields["prompt"])) in refused.error
 
 
-def test_a_child_of_a_request_for_several_answers_is_left(anywhere: Server) -> None:
-    """M6: with n > 1 the prompt's KV has several readers. It is refused by name; what readers share within a pool is
-    freed with the last of them (`tests/unit/test_block_pool.py`)."""
-    refused = ask(anywhere, prompt="Two, please", n=2)
-    assert refused.status == 400
-    assert refused.error.startswith("n is 2")
+def test_a_child_of_a_request_for_several_answers_is_left(anywhere: Server, visit: Visit) -> None:
+    """M6: the prompt's KV has several readers. One answer ends long before the others, and then all are left."""
+    fields = {"prompt": list(range(10, 110)), "n": 3, "temperature": 1, "seed": 5, "ignore_eos": True}
+
+    def answers(**more: Any) -> list[dict[str, Any]]:
+        body = {"max_tokens": 24, "return_token_ids": True, **fields, **more}
+        response = httpx.post(f"{anywhere.url}/v1/completions", json=body, timeout=60)
+        choices: list[dict[str, Any]] = response.json()["choices"]
+        return choices
+
+    first, *others = (choice["token_ids"] for choice in answers())
+    only_first = next(token for token in first if not any(token in ids for ids in others))
+    stopped = answers(stop_token_ids=[only_first])
+    assert [choice["finish_reason"] for choice in stopped] == ["stop", "length", "length"]
+    assert [choice["token_ids"] for choice in stopped[1:]] == others
+    assert_returned(anywhere, RETURN_LIMIT_S)
+    visitor = visit(anywhere, max_tokens=400, **fields)
+    wait_for("all answers are under way", lambda: num_live(anywhere) == 3)
+    visitor.leave()
+    assert_returned(anywhere, RETURN_LIMIT_S)
 
 
 def test_decode_refuses_and_prefill_keeps_its_blocks(broken: Server) -> None:
