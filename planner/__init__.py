@@ -1,1 +1,1 @@
-"""Planning pool ratios: profile a worker, fit a latency model, simulate the same cores, recommend. Nothing here yet."""
+"""Pool ratios: profile a worker, simulate deployments with the cores that serve, plan, and tune while running."""
