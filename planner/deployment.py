@@ -14,8 +14,8 @@ from twinpool.planner.times.service_times import ServiceTimes
 class Pool:
     """`num_workers` workers of one role, alike: times of a step, KV blocks and accelerators (its TP degree) of each.
 
-    `machine` names what its workers share: those of one name slow each other down (`num_busy` of `ServiceTimes.step_s`).
-    None: each has its own.
+    `machine` names what its workers share: those of one name slow each other down (see
+    `ServiceTimes.step_s`). None: each has its own.
     """
 
     role: Role
