@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from support.fleet import Fleet, split_server
+from support.fleet import Fleet, frozen, split_server
 from support.server import Server, wait_for
 from support.visitors import Answer, ask, stream
 
@@ -153,8 +153,10 @@ def test_a_killed_prefill_worker_leaves_its_transfers_waiting(
                     return str(story["attempts"][-1]["prefill_worker"])
             return ""
 
-        wait_for("blocks travel", lambda: bool(sender()))
-        disturb(split, sender() or "prefill-0", signal.SIGKILL)
+        wait_for_tokens(split, 1)
+        with frozen(split, "decode-0"):  # what is on its way does not arrive
+            wait_for("blocks travel", lambda: bool(sender()))
+            disturb(split, sender(), signal.SIGKILL)
     assert was_lost(split, ids)
 
 
