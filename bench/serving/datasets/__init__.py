@@ -44,6 +44,7 @@ __all__ = [
     "TraceSettings",
     "Workload",
     "make_requests",
+    "make_shapes",
     "make_workload",
     "warm_up_requests",
 ]
@@ -92,6 +93,20 @@ def make_workload(
         note = f"there are {len(workload.requests)} requests, not {num_prompts}"
         workload = Workload(workload.requests, (*workload.notes, note))
     return workload
+
+
+def make_shapes(settings: DatasetSettings, num_prompts: int, seed: int) -> Drawn:
+    """The requests of `make_workload` as lengths, with no prompts made of them: no tokenizer is needed.
+
+    Raises:
+        ConfigError: as there, or the data has prompts of its own, whose lengths only a tokenizer tells.
+    """
+    own_prompts = (DatasetName.SHAREGPT, DatasetName.CUSTOM)
+    allowed = f"one of lengths ({', '.join(sorted(set(DatasetName) - set(own_prompts)))})"
+    require("--dataset-name", settings.name.value, settings.name not in own_prompts, allowed)
+    drawn = _shapes(settings, num_prompts, seed)
+    fitted = fit_to_context(drawn.shapes, settings)
+    return Drawn(fitted.shapes, (*drawn.notes, *fitted.notes))
 
 
 def warm_up_requests(
