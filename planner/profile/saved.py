@@ -1,0 +1,226 @@
+"""A profile as a file: what was measured on which machine, the model fitted to it, and how well that fits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from twinpool.errors import ConfigError
+from twinpool.planner.times.service_times import Overheads
+
+FORMAT = 1
+"""Of the file; another number means other fields."""
+
+
+class StepFit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Seconds of a step of one worker that computes alone, as a sum of parts, none of which is negative.
+
+    `rows_s[i]` is what the matrix products of `row_knots[i]` tokens take, with all that every step costs: reading the
+    weights is in all of them, arithmetic makes them rise, and tiles of rows make them rise in steps, so between knots
+    it is interpolated. The others are per unit of what a `StepShape` counts: `sequence_s` (its row of the head,
+    sampling), `chunk_s`, `context_token_s` (KV that sequences read), `prompt_pair_s` (arithmetic of a prompt's
+    attention), `prompt_context_token_s` (KV that chunks read).
+    """
+
+    row_knots: tuple[int, ...]
+    rows_s: tuple[float, ...]
+    sequence_s: float
+    chunk_s: float
+    context_token_s: float
+    prompt_pair_s: float
+    prompt_context_token_s: float
+
+
+class SlowDown(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """By how much a part of a step takes longer for each other worker of the machine that computes, as a share of what
+    it takes alone: `weights` (the products of one token, which wait for memory), `products` (what more tokens add),
+    `context` (reading KV), `pairs` (a prompt's attention)."""
+
+    weights: float
+    products: float
+    context: float
+    pairs: float
+
+
+class ServedSteps(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a step takes longer in a server than in the engine alone: `step_s` from one step to the next, and for each
+    sequence `sequence_s`, as its token's delivery uses the same cores; while other workers compute, too,
+    `busy_sequence_s` more for each of them."""
+
+    step_s: float = 0.0
+    sequence_s: float = 0.0
+    busy_sequence_s: float = 0.0
+
+
+class TransferFit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Seconds of a transfer of KV by one transport: `start_s`, and `byte_s` more for each byte."""
+
+    transport: str
+    start_s: float
+    byte_s: float
+
+
+class Residuals(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How far the model is from what was measured in one part: |predicted ÷ measured − 1|. `bias` is the median with
+    its sign, `num_points` how many shapes there were, `worst_case` names the one furthest off."""
+
+    part: str
+    num_points: int
+    median: float
+    p90: float
+    worst: float
+    bias: float
+    worst_case: str
+
+
+class StepSample(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One measured shape of a step: `shape` as the numbers of a `StepShape`, the median of its repetitions, and their
+    spread (middle half ÷ median). `num_busy` other workers computed meanwhile. The fit has not seen what `is_held_out`.
+    """
+
+    part: str
+    name: str
+    shape: tuple[int, ...]
+    num_busy: int
+    seconds: float
+    spread: float
+    num_runs: int
+    is_held_out: bool = False
+
+
+class TransferSample(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One measured transfer: the median of its repetitions, and their spread."""
+
+    transport: str
+    num_bytes: int
+    seconds: float
+    spread: float
+    num_runs: int
+
+
+class ServedSample(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One figure that was measured through a server: its name, median and spread, and of how many."""
+
+    name: str
+    seconds: float
+    spread: float
+    num_runs: int
+
+
+class Noise(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What else the machine did meanwhile, as shares of all its cores: `stolen_share` is what the machine below this
+    one took. `spread` is the median spread of the steps' repetitions."""
+
+    others_share: float
+    stolen_share: float
+    load_average: float
+    spread: float
+
+
+class Measurements(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What the model was fitted to: enough to fit it again."""
+
+    steps: tuple[StepSample, ...]
+    transfers: tuple[TransferSample, ...]
+    served: tuple[ServedSample, ...]
+    noise: Noise
+
+
+class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One worker of one machine: `threads` of it compute `model` in `dtype`. `machine` says what it is, in JSON values.
+
+    `transfers` has one fit for each transport that works here, the one that a server prefers first; it may be empty.
+    `slow_down` is None where two such workers have not cores enough: then they share those they have. `warnings` say
+    why its figures may be wrong.
+    """
+
+    format: int = FORMAT
+    model: str
+    dtype: str
+    weights: str
+    threads: int
+    block_size: int
+    kv_token_bytes: int
+    max_model_len: int
+    machine: dict[str, Any]
+    measured_at: str
+    version: str
+    is_quick: bool
+    steps: StepFit
+    slow_down: SlowDown | None
+    served: ServedSteps
+    transfers: tuple[TransferFit, ...]
+    overheads: Overheads
+    residuals: tuple[Residuals, ...]
+    measurements: Measurements
+    warnings: tuple[str, ...] = ()
+
+
+class _Format(msgspec.Struct):
+    format: int
+
+
+def to_json(profile: Profile) -> bytes:
+    """The file's content, for people to read, too."""
+    return msgspec.json.format(msgspec.json.encode(profile), indent=1) + b"\n"
+
+
+def from_json(data: bytes, name: str) -> Profile:
+    """The profile in a file called `name`. Raises ConfigError if it is none, or not one that this version reads."""
+    try:
+        if (found := msgspec.json.decode(data, type=_Format).format) != FORMAT:
+            raise ConfigError(
+                f"{name} is a profile of format {found}, this version reads format {FORMAT}: measure again with "
+                "`twinpool profile`"
+            )
+        profile = msgspec.json.decode(data, type=Profile)
+    except msgspec.MsgspecError as exc:
+        raise ConfigError(f"{name} is not a profile of `twinpool profile`: {exc}") from exc
+    _check(profile, name)
+    return profile
+
+
+def load_profile(path: Path) -> Profile:
+    """Reads a file. Raises ConfigError if it cannot be read or is not a profile."""
+    try:
+        data = path.read_bytes()
+    except OSError as exc:
+        raise ConfigError(
+            f"profile {str(path)!r} cannot be read: {exc.strerror}; make one with `twinpool profile --output FILE`"
+        ) from exc
+    return from_json(data, str(path))
+
+
+def save_profile(profile: Profile, path: Path) -> None:
+    """Writes a file. Raises ConfigError if it cannot be written."""
+    try:
+        path.write_bytes(to_json(profile))
+    except OSError as exc:
+        raise ConfigError(f"--output is {str(path)!r}, which cannot be written: {exc.strerror}") from exc
+
+
+def _check(profile: Profile, name: str) -> None:
+    """What types do not say: a model that could fall, or go below zero, is none. Raises ConfigError."""
+    fit = profile.steps
+    knots, times = fit.row_knots, fit.rows_s
+    if len(knots) < 2 or len(knots) != len(times) or knots[0] != 1 or list(knots) != sorted(set(knots)):
+        raise ConfigError(
+            f"{name}: steps.row_knots is {knots}; wanted: two or more numbers that rise from 1, as many as rows_s"
+        )
+    if list(times) != sorted(times):
+        raise ConfigError(f"{name}: steps.rows_s is {times}; wanted: times that never fall")
+    parts: list[tuple[str, object]] = [
+        ("steps", fit),
+        ("slow_down", profile.slow_down),
+        ("served", profile.served),
+        ("overheads", profile.overheads),
+        *(("transfers", each) for each in profile.transfers),
+    ]
+    for part, value in parts:
+        for field, number in msgspec.to_builtins(value).items() if value is not None else ():
+            if isinstance(number, float) and not 0 <= number < float("inf"):
+                raise ConfigError(
+                    f"{name}: {part}.{field} is {number}; wanted: seconds or a share, 0 or more"
+                )
