@@ -9,7 +9,7 @@ from twinpool.config import SchedulerConfig
 from twinpool.decode_pool.scheduler import DecodeScheduler, why_never_fits
 from twinpool.decode_pool.steps import StepsUnderWay
 from twinpool.engine.batch import SequenceSlice, StepBatch
-from twinpool.engine.block_pool import BlockPool, BlockTable, PrefixChain
+from twinpool.engine.block_pool import BlockPool, BlockTable, Chains, PrefixChain
 from twinpool.engine.look_back import LookBack
 from twinpool.errors import InvariantViolation
 from twinpool.layout import KVLayout
@@ -67,18 +67,23 @@ class ColocatedCore:
     prompt starts with its growth headroom and a slot of the batch; when its last chunk is done, its table is
     handed to the decode scheduler as it is. When a running sequence needs a block and there is none, started
     prompts give theirs up first (they wait again, here), then the youngest sequences (dropped as
-    "preempted").
+    "preempted"). `chains` names the prefixes of jobs; None: by their tokens.
     """
 
     def __init__(
-        self, num_blocks: int, layout: KVLayout, config: SchedulerConfig, host: Host | None = None
+        self,
+        num_blocks: int,
+        layout: KVLayout,
+        config: SchedulerConfig,
+        host: Host | None = None,
+        chains: Chains | None = None,
     ) -> None:
         self._host = host
         self._token_budget = TOKEN_BUDGET if config.token_budget is None else config.token_budget
         self._max_num_seqs = config.max_num_seqs
         self.pool = host.pool if host else BlockPool(num_blocks, layout.block_size, config.prefix_cache)
         self.counters = host.counters if host else Counters()
-        self._prefill = PrefillScheduler(self.pool, config, config.headroom_tokens)
+        self._prefill = PrefillScheduler(self.pool, config, config.headroom_tokens, chains)
         self._decode = DecodeScheduler(self.pool)
         self._num_free_slots = 0
         self._steps = StepsUnderWay()

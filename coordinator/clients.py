@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from twinpool.config import CoordinatorConfig
 from twinpool.coordinator.accounts import Accounts
@@ -11,7 +11,7 @@ from twinpool.coordinator.custody import Custody
 from twinpool.coordinator.events import Command, Refuse
 from twinpool.coordinator.lifecycle import Move, Request
 from twinpool.coordinator.retries import RetryBudget
-from twinpool.coordinator.routing import Router, prefix_chain
+from twinpool.coordinator.routing import Router
 from twinpool.coordinator.service import Submission
 from twinpool.coordinator.tally import Tally
 from twinpool.coordinator.tenants import Tenant
@@ -44,6 +44,7 @@ class Clients:
         retries: RetryBudget,
         tally: Tally,
         emit: Callable[[Command], None],
+        prefix_of: Callable[[Submission], Sequence[int]],
     ) -> None:
         self._max_wait_s = config.max_wait_s
         self._custody = custody
@@ -54,6 +55,7 @@ class Clients:
         self._retries = retries
         self._tally = tally
         self._emit = emit
+        self._prefix_of = prefix_of
         self.is_draining = False
 
     def timeline(self, request_id: str) -> Timeline | None:
@@ -64,7 +66,7 @@ class Clients:
     def arrived(self, submission: Submission, now: float) -> None:
         """A new request: queued, or refused at once."""
         request = Request(submission, self._accounts.of(submission.tenant, now))
-        request.prefix = prefix_chain(submission.prompt_token_ids, submission.cache_salt)
+        request.prefix = self._prefix_of(submission)
         request.move(Move.VALIDATE, submission.validated_at)
         request.move(Move.TOKENIZE, submission.tokenized_at)
         if (error := self._refusal(request, now)) is not None:

@@ -12,7 +12,7 @@ last of them is closed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
@@ -158,7 +158,7 @@ class Request:
         self.handed_off = False
         self.queued_at = submission.tokenized_at
         self.legs: list[Leg] = []
-        self.prefix: tuple[int, ...] = ()
+        self.prefix: Sequence[int] = ()
         self.ending: Move | None = None
 
     @property
@@ -188,10 +188,11 @@ class Request:
 
     def job(self, eos_token_ids: tuple[int, ...]) -> Job:
         """The work order for the present attempt."""
+        prompt = self.submission.prompt_token_ids
         return Job(
             request_id=self.request_id,
             attempt=self.attempt,
-            token_ids=(*self.submission.prompt_token_ids, *self.emitted),
+            token_ids=(*prompt, *self.emitted) if self.emitted else prompt,
             sampling=self.submission.sampling,
             eos_token_ids=eos_token_ids,
             num_emitted=len(self.emitted),

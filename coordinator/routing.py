@@ -14,6 +14,7 @@ from twinpool.coordinator.hybrid import Choice, HybridChooser
 from twinpool.coordinator.lifecycle import LegKind, Request
 from twinpool.coordinator.pace import AnswerLengths, PrefillPace
 from twinpool.coordinator.registry import Registry, Worker
+from twinpool.coordinator.service import Submission
 from twinpool.coordinator.timeline import Candidate, CostUnit
 
 CHUNK_TOKENS = 64
@@ -40,6 +41,11 @@ def prefix_chain(token_ids: Sequence[int], cache_salt: str) -> tuple[int, ...]:
         parent = xxhash.xxh3_64_intdigest(chunk, seed=parent)
         chain.append(parent)
     return tuple(chain)
+
+
+def prefix_of(submission: Submission) -> tuple[int, ...]:
+    """The chain of a request's prompt."""
+    return prefix_chain(submission.prompt_token_ids, submission.cache_salt)
 
 
 class PrefixIndex:

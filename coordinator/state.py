@@ -20,6 +20,8 @@ without progress by `max_wait_s` since the last token.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 from twinpool.config import CoordinatorConfig, Role
 from twinpool.coordinator import events
 from twinpool.coordinator.accounts import Accounts
@@ -36,7 +38,8 @@ from twinpool.coordinator.membership import Membership
 from twinpool.coordinator.registry import Worker
 from twinpool.coordinator.request_record import EndedRequest
 from twinpool.coordinator.retries import RetryBudget
-from twinpool.coordinator.routing import Route, Router
+from twinpool.coordinator.routing import Route, Router, prefix_of
+from twinpool.coordinator.service import Submission
 from twinpool.coordinator.tally import Tally
 from twinpool.coordinator.timeline import Attempt, Timeline
 from twinpool.coordinator.waiting import WaitingQueue
@@ -74,11 +77,17 @@ priority."""
 class CoordinatorCore:
     """All requests and all workers of one coordinator.
 
-    `eos_token_ids` are the model's. `handle` returns what to do, in order; after an InvariantViolation the
-    commands up to the fault come with the next call.
+    `eos_token_ids` are the model's; `prefix_of` names the prefixes of a prompt, as `routing.prefix_chain` does by its
+    tokens. `handle` returns what to do, in order; after an InvariantViolation the commands up to the fault come with
+    the next call.
     """
 
-    def __init__(self, config: CoordinatorConfig, eos_token_ids: tuple[int, ...]) -> None:
+    def __init__(
+        self,
+        config: CoordinatorConfig,
+        eos_token_ids: tuple[int, ...],
+        prefix_of: Callable[[Submission], Sequence[int]] = prefix_of,
+    ) -> None:
         self._config = config
         self._eos_token_ids = eos_token_ids
         self._commands: list[Command] = []
@@ -112,6 +121,7 @@ class CoordinatorCore:
             self.retries,
             self.tally,
             self._commands.append,
+            prefix_of,
         )
 
     def handle(self, event: Event, now: float) -> list[Command]:

@@ -10,7 +10,7 @@ from twinpool.decode_pool.intake import Arrival, Intake
 from twinpool.decode_pool.scheduler import DecodeScheduler
 from twinpool.decode_pool.steps import StepsUnderWay
 from twinpool.engine.batch import StepBatch
-from twinpool.engine.block_pool import BlockPool, BlockTable, PrefixChain
+from twinpool.engine.block_pool import BlockPool, BlockTable, Chains, PrefixChain, chains_of
 from twinpool.engine.look_back import LookBack
 from twinpool.errors import InvariantViolation
 from twinpool.kv_transfer.ledger import OwnershipLedger, Writer
@@ -67,7 +67,8 @@ class DecodeCore:
     It never computes prompt tokens: a sequence joins with the KV of its whole prompt and the first token, and
     each slice is one token. Should it ever compute prompt tokens, they are counted, and with `strict` the core
     raises InvariantViolation. A grant counts as a sequence, so that at most `max_num_seqs` ever want to run, guests
-    among them, which give way before a sequence is preempted.
+    among them, which give way before a sequence is preempted. `chains` names the prefixes of jobs; None: by their
+    tokens.
     """
 
     def __init__(
@@ -78,6 +79,7 @@ class DecodeCore:
         config: SchedulerConfig,
         incarnation: str,
         strict: bool = False,
+        chains: Chains | None = None,
     ) -> None:
         self._strict = strict
         self._guests: Guests | None = None
@@ -86,8 +88,9 @@ class DecodeCore:
         self.counters = Counters()
         self._ledger = OwnershipLedger(incarnation, self.counters)
         self._commands: list[Command] = []
+        chains = chains or chains_of(layout.block_size)
         self._intake = Intake(
-            self.pool, self._ledger, layout, fingerprint, config, self.counters, self._commands
+            self.pool, self._ledger, layout, fingerprint, config, self.counters, self._commands, chains
         )
         self._scheduler = DecodeScheduler(self.pool)
         self._steps = StepsUnderWay()

@@ -19,7 +19,7 @@ from enum import StrEnum
 
 from twinpool.config import SchedulerConfig
 from twinpool.decode_pool.scheduler import num_kv_tokens, why_never_fits
-from twinpool.engine.block_pool import BlockPool, BlockTable, PrefixChain
+from twinpool.engine.block_pool import BlockPool, BlockTable, Chains, PrefixChain
 from twinpool.errors import InvariantViolation
 from twinpool.kv_transfer.connector import TWO_SIDED
 from twinpool.kv_transfer.ledger import OwnershipLedger, Writer
@@ -98,6 +98,7 @@ class Intake:
         config: SchedulerConfig,
         counters: Counters,
         commands: list[Command],
+        chains: Chains,
     ) -> None:
         self._pool = pool
         self._ledger = ledger
@@ -109,6 +110,7 @@ class Intake:
         self._max_waiting = WAITING_PER_SLOT * config.max_num_seqs
         self._counters = counters
         self._commands = commands
+        self._chains = chains
         self._links: dict[Writer, str] = {}
         self._waiting: dict[RequestKey, Arrival] = {}
         self._granted: dict[RequestKey, Arrival] = {}
@@ -155,9 +157,7 @@ class Intake:
             detail = f"{len(self._waiting)} reservations wait for room already, as many as may"
             self._tell(Dropped(job.key, DropReason.NO_ROOM, detail))
             return
-        chain = PrefixChain(self._pool.block_size, job.cache_salt)
-        chain.extend(job.token_ids)
-        self._waiting[job.key] = Arrival(job, writer, transport, chain, now)
+        self._waiting[job.key] = Arrival(job, writer, transport, self._chains(job), now)
 
     def grant(self, num_slots: int, now: float) -> None:
         """Gives room to those who wait, first come first served, at most `num_slots` of them."""

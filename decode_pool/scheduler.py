@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, overload
 
 from twinpool.engine.batch import SequenceSlice, StepOutput
 from twinpool.engine.block_pool import BlockPool, BlockTable, PrefixChain
@@ -32,6 +32,39 @@ def why_never_fits(job: Job, pool: BlockPool) -> str | None:
     return f"prompt and output may need {needed} KV blocks, the pool has {pool.num_blocks}"
 
 
+class GrownTokens(Sequence[int]):
+    """A job's tokens, never copied, and those that were generated since."""
+
+    __slots__ = ("_given", "_grown")
+
+    def __init__(self, given: Sequence[int], first: int) -> None:
+        self._given = given
+        self._grown = [first]
+
+    def append(self, token_id: int) -> None:
+        """One more was generated."""
+        self._grown.append(token_id)
+
+    def __len__(self) -> int:
+        return len(self._given) + len(self._grown)
+
+    @overload
+    def __getitem__(self, index: int) -> int: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[int]: ...
+    def __getitem__(self, index: int | slice) -> int | Sequence[int]:
+        given, grown = self._given, self._grown
+        if isinstance(index, slice):
+            start, stop, step = index.indices(len(self))
+            if step != 1 or start < len(given) < stop:
+                return (*given, *grown)[index]
+            if start < len(given):
+                return given[start:stop]
+            return grown[start - len(given) : max(start, stop) - len(given)]
+        index = range(len(self))[index]
+        return given[index] if index < len(given) else grown[index - len(given)]
+
+
 @dataclass(slots=True, eq=False)
 class DecodeSequence:
     """A sequence that generates. `token_ids` are all its tokens; the KV of all but the last is in `table`."""
@@ -39,7 +72,7 @@ class DecodeSequence:
     job: Job
     table: BlockTable
     chain: PrefixChain
-    token_ids: list[int]
+    token_ids: GrownTokens
     look_back: LookBack | None
 
     @property
@@ -103,7 +136,7 @@ class DecodeScheduler:
         if job.key in self._running:
             raise InvariantViolation(f"{job.key} joined twice")
         self._pool.seal(table, chain, len(job.token_ids))
-        token_ids = [*job.token_ids, first_token]
+        token_ids = GrownTokens(job.token_ids, first_token)
         look_back = LookBack.of(job) if look_back is None else look_back
         self._running[job.key] = DecodeSequence(job, table, chain, token_ids, look_back)
 

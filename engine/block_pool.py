@@ -15,19 +15,21 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from struct import pack
 
 from xxhash import xxh3_128_digest
 
 from twinpool.errors import InvariantViolation
+from twinpool.request import Job
 
 
 class PrefixChain:
     """The hashes of one sequence's full blocks; `digests[i]` names all tokens up to the end of block i.
 
     Each is the 128-bit xxh3 of its parent's digest and its own tokens (little-endian 32 bits each); the root
-    is the hash of the salt. So equal digests mean equal prefixes under an equal salt, in every process.
+    is the hash of the salt. So equal digests mean equal prefixes under an equal salt, in every process. A
+    simulator knows which prefixes are equal and not their tokens: its chains override `extend`.
     """
 
     __slots__ = ("_block_size", "_root", "digests")
@@ -36,6 +38,13 @@ class PrefixChain:
         self._block_size = block_size
         self._root = xxh3_128_digest(salt.encode())
         self.digests: list[bytes] = []
+
+    @classmethod
+    def of(cls, job: Job, block_size: int) -> PrefixChain:
+        """The chain of the job's tokens."""
+        chain = cls(block_size, job.cache_salt)
+        chain.extend(job.token_ids)
+        return chain
 
     def extend(self, token_ids: Sequence[int]) -> None:
         """Hashes the full blocks that the sequence has grown by. `token_ids` are all its tokens so far."""
@@ -55,6 +64,15 @@ class PrefixChain:
         ours, theirs = self.digests, other.digests
         # Before equal digests all are equal.
         return bisect_left(range(min(len(ours), len(theirs))), True, key=lambda i: ours[i] != theirs[i])
+
+
+Chains = Callable[[Job], PrefixChain]
+"""Makes the chain of a job's tokens, which is the caller's to extend."""
+
+
+def chains_of(block_size: int) -> Chains:
+    """Chains of the tokens themselves, for blocks of that size."""
+    return lambda job: PrefixChain.of(job, block_size)
 
 
 class BlockTable:
@@ -234,6 +252,25 @@ class BlockPool:
                 raise InvariantViolation(f"block {block} left a quarantine that it was not in")
             self._quarantined.remove(block)
             self._free.append(block)
+
+    def inherit(self, past: BlockPool) -> None:
+        """Takes over what `past` can find. It had the same memory, for an owner that has gone: it is worth nothing
+        afterwards, and this pool has not been used yet.
+
+        Raises:
+            InvariantViolation: a block of `past` is owned or in quarantine, this pool is in use, or they differ in size.
+        """
+        if past.num_owned or past.num_quarantined:
+            raise InvariantViolation(
+                f"a pool with {past.num_owned} blocks owned and {past.num_quarantined} in quarantine was inherited"
+            )
+        sizes = (past.num_blocks, past.block_size), (self.num_blocks, self.block_size)
+        if self.num_free != self.num_blocks or sizes[0] != sizes[1]:
+            raise InvariantViolation(
+                f"{self.num_free} blocks are free in a pool of {sizes[1]} that inherits {sizes[0]}"
+            )
+        self._free, self._cached = past._free, past._cached
+        self._digest, self._index = past._digest, past._index
 
     def check_count(self) -> None:
         """The part of `check` that costs nothing, for after every step.

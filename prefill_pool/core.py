@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from twinpool.config import SchedulerConfig
 from twinpool.engine.batch import StepBatch, StepOutput
-from twinpool.engine.block_pool import BlockPool, BlockTable
+from twinpool.engine.block_pool import BlockPool, BlockTable, Chains
 from twinpool.errors import InvariantViolation
 from twinpool.layout import KVLayout
 from twinpool.messages import (
@@ -73,10 +73,18 @@ class PrefillCore:
 
     Prompts without a grant hold at most `max_parked_blocks` blocks together (one alone may hold more). A
     granted prompt always gets its blocks in the end: parked ones give theirs up for it, the youngest first,
-    and are dropped as "preempted". So a grant never waits for a prompt that waits for a grant.
+    and are dropped as "preempted". So a grant never waits for a prompt that waits for a grant. `chains` names the
+    prefixes of jobs; None: by their tokens.
     """
 
-    def __init__(self, num_blocks: int, layout: KVLayout, fingerprint: str, config: SchedulerConfig) -> None:
+    def __init__(
+        self,
+        num_blocks: int,
+        layout: KVLayout,
+        fingerprint: str,
+        config: SchedulerConfig,
+        chains: Chains | None = None,
+    ) -> None:
         self._layout = layout
         self._fingerprint = fingerprint
         self.token_budget = TOKEN_BUDGET if config.token_budget is None else config.token_budget
@@ -85,7 +93,7 @@ class PrefillCore:
         self._renewed_at = 0.0
         self.pool = BlockPool(num_blocks, layout.block_size, config.prefix_cache)
         self.counters = Counters()
-        self._scheduler = PrefillScheduler(self.pool, config)
+        self._scheduler = PrefillScheduler(self.pool, config, chains=chains)
         self._jobs: dict[RequestKey, Handoff] = {}
         self._by_fence: dict[int, Handoff] = {}
         self._running: frozenset[RequestKey] = frozenset()

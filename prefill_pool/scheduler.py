@@ -9,7 +9,7 @@ from typing import Protocol
 
 from twinpool.config import SchedulerConfig
 from twinpool.engine.batch import Scoring, SequenceSlice, StepOutput
-from twinpool.engine.block_pool import BlockPool, BlockTable, PrefixChain
+from twinpool.engine.block_pool import BlockPool, BlockTable, Chains, PrefixChain, chains_of
 from twinpool.engine.look_back import LookBack
 from twinpool.errors import InvariantViolation
 from twinpool.messages import Message, PrefillReport, PromptLogprobs, Token
@@ -108,11 +108,18 @@ class PrefillScheduler:
     and `headroom_tokens` of growth, or not at all; once the first that wants to start does not fit, none behind it
     starts, so a long one is not starved of blocks. One of which half or more is just being computed, as the beginning
     of another, waits until it is cached: several answers to one prompt, and a burst of requests with one system prompt,
-    compute it once.
+    compute it once. `chains` names the prefixes of jobs; None: by their tokens.
     """
 
-    def __init__(self, pool: BlockPool, config: SchedulerConfig, headroom_tokens: int = 0) -> None:
+    def __init__(
+        self,
+        pool: BlockPool,
+        config: SchedulerConfig,
+        headroom_tokens: int = 0,
+        chains: Chains | None = None,
+    ) -> None:
         self._pool = pool
+        self._chains = chains or chains_of(pool.block_size)
         self._max_age_s = config.max_queue_age_s
         self._shares_prefixes = config.prefix_cache
         self._headroom_tokens = headroom_tokens
@@ -150,9 +157,7 @@ class PrefillScheduler:
         """
         if job.key in self._prompts:
             raise InvariantViolation(f"{job.key} is queued twice")
-        chain = PrefixChain(self._pool.block_size, job.cache_salt)
-        chain.extend(job.token_ids)
-        prompt = Prompt(job, chain, now, LookBack.of(job), moved_at=now)
+        prompt = Prompt(job, self._chains(job), now, LookBack.of(job), moved_at=now)
         prompt.num_cached = self._pool.count_cached(self._usable(prompt)) * self._pool.block_size
         self._prompts[job.key] = prompt
         return prompt
