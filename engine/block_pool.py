@@ -258,7 +258,7 @@ class BlockPool:
         afterwards, and this pool has not been used yet.
 
         Raises:
-            InvariantViolation: a block of `past` is owned or in quarantine, this pool is in use, or they differ in size.
+            InvariantViolation: a block of `past` is owned or in quarantine, this pool is in use, or the sizes differ.
         """
         if past.num_owned or past.num_quarantined:
             raise InvariantViolation(

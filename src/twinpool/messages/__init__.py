@@ -7,7 +7,8 @@ Who sends what::
 
     worker → coordinator     Register, LinkReady, LinkFailed, Heartbeat, Granted, StepTokens, PrefillReport,
                              HandoffReport, Dropped, Left
-    coordinator → worker     Welcome, Denied, Peers, Prefill, Reserve, PushTo, Generate, Cancel, Stop, StartAnew
+    coordinator → worker     Welcome, Denied, Peers, Prefill, Reserve, PushTo, Generate, Cancel, Stop, StartAnew,
+                             TakeRole
     prefill → decode         PeerHello, ProbeRequest, ProbeSeal, Renew, Seal, RevokeAck
     decode → prefill         PeerWelcome, PeerDenied, PeerUnknown, ProbeGrant, ProbeAck, SealAck, Revoke
 """
@@ -39,6 +40,7 @@ from twinpool.messages.control import (
     StartAnew,
     StepTokens,
     Stop,
+    TakeRole,
     Token,
     Welcome,
     WorkerStats,
@@ -101,6 +103,7 @@ __all__ = [
     "StartAnew",
     "StepTokens",
     "Stop",
+    "TakeRole",
     "Token",
     "Welcome",
     "WorkerStats",

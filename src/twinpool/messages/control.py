@@ -60,6 +60,8 @@ class Register(Message, frozen=True, tag=True):
     max_model_len: Size
     max_num_seqs: Size
     itl_budget_s: Seconds | None = None
+    succeeds: Label = ""
+    fixed_role: Text = ""
     protocol: Count = PROTOCOL_VERSION
 
 
@@ -138,6 +140,13 @@ class Peers(Message, frozen=True, tag=True):
 
 class Stop(Message, frozen=True, tag=True):
     """Finish nothing more: release everything and exit."""
+
+
+class TakeRole(Message, frozen=True, tag=True):
+    """Sent to a prefill or decode worker that holds no attempt any more: once all its blocks are free or cached it says
+    Left, keeps model and KV pool, and registers as a worker of `role` under a new incarnation (`Register.succeeds`)."""
+
+    role: Role
 
 
 class StartAnew(Message, frozen=True, tag=True):
@@ -293,8 +302,8 @@ class Cancel(Message, frozen=True, tag=True):
 
 ControlMessage = (
     Register | LinkReady | LinkFailed | Heartbeat | Left | Welcome | Denied | Peers | Stop | StartAnew
-    | Prefill | Reserve | Granted | PushTo | Generate | StepTokens | PromptLogprobs | PrefillReport | HandoffReport
-    | Dropped | Cancel
+    | TakeRole | Prefill | Reserve | Granted | PushTo | Generate | StepTokens | PromptLogprobs | PrefillReport
+    | HandoffReport | Dropped | Cancel
 )  # fmt: skip
 
 
