@@ -14,7 +14,7 @@ from twinpool.engine.batch import SequenceSlice, StepBatch
 from twinpool.engine.gpu.step_inputs import StepInputs
 from twinpool.engine.host_inputs import HostInputs
 from twinpool.engine.model_config import ModelConfig
-from twinpool.engine.model_runner import ModelRunner
+from twinpool.engine.model_runner import Allocate, ModelRunner
 from twinpool.kernels.paged_attention import PagedBatch
 from twinpool.layout import Dtype
 from twinpool.request import RequestKey, SamplingParams
@@ -41,7 +41,19 @@ def shape_of(config: ModelConfig, dtype: Dtype) -> Shape:
     )
 
 
-def load_runner(directory: Path, dtype: str, device: str, threads: int, num_tokens: int) -> ModelRunner:
+def _zeroed(num_bytes: int) -> memoryview:
+    return memoryview(bytearray(num_bytes))
+
+
+def load_runner(
+    directory: Path,
+    dtype: str,
+    device: str,
+    threads: int,
+    num_tokens: int,
+    allocate: Allocate = _zeroed,
+    weights: str = "auto",
+) -> ModelRunner:
     """The model with a pool for `num_tokens` tokens, and for one sequence of the model's context at least.
 
     Raises:
@@ -51,17 +63,19 @@ def load_runner(directory: Path, dtype: str, device: str, threads: int, num_toke
     longest = ModelConfig.from_dir(directory).max_positions
     num_blocks = -(-max(num_tokens, longest) // BLOCK_SIZE)
     config = EngineConfig(
-        str(directory), dtype, device, block_size=BLOCK_SIZE, num_blocks=num_blocks, threads=threads
-    )
-    return ModelRunner.load(config, _zeroed)
+        str(directory), dtype, device, block_size=BLOCK_SIZE, num_blocks=num_blocks, threads=threads,
+        weights=weights,
+    )  # fmt: skip
+    return ModelRunner.load(config, allocate)
 
 
 class ModelBed:
     """A loaded model on one device. Every sequence has blocks of its own, anywhere in the pool, as after long use."""
 
     def __init__(
-        self, directory: Path, dtype: str, device: str, threads: int, num_tokens: int, most_decodes: int = 64
-    ) -> None:
+        self, directory: Path, dtype: str, device: str, threads: int, num_tokens: int, most_decodes: int = 64,
+        allocate: Allocate = _zeroed, weights: str = "auto",
+    ) -> None:  # fmt: skip
         """Loads the model with a pool for `num_tokens` tokens in sequences of any length, and compiles its kernels; on
         a GPU captures decode steps of up to `most_decodes` sequences.
 
@@ -69,7 +83,7 @@ class ModelBed:
             ModelError: the model cannot be read or run.
             ConfigError: a setting does not fit the model or this machine.
         """
-        self.runner = load_runner(directory, dtype, device, threads, num_tokens)
+        self.runner = load_runner(directory, dtype, device, threads, num_tokens, allocate, weights)
         self.runner.warm_up(most_decodes)
         self.shape = shape_of(self.runner.model_config, self.runner.dtype)
         self._random = np.random.default_rng(0)
@@ -103,7 +117,3 @@ class ModelBed:
     def fits(self, pieces: Sequence[Piece]) -> bool:
         """Whether every piece is within the model's context."""
         return all(piece.start + piece.count <= self.runner.max_model_len for piece in pieces)
-
-
-def _zeroed(num_bytes: int) -> memoryview:
-    return memoryview(bytearray(num_bytes))
