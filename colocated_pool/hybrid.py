@@ -20,6 +20,7 @@ from twinpool.colocated_pool.step_times import StepTimes
 from twinpool.config import SchedulerConfig
 from twinpool.decode_pool.core import DecodeCore
 from twinpool.engine.batch import StepBatch
+from twinpool.engine.block_pool import Chains
 from twinpool.errors import InvariantViolation
 from twinpool.layout import KVLayout
 from twinpool.messages import Cancel, Generate, Prefill, Reserve, StepTokens, WorkerStats
@@ -160,13 +161,19 @@ class HybridDecodeCore(HybridCore):
     role: DecodeCore
 
     def __init__(
-        self, num_blocks: int, layout: KVLayout, fingerprint: str, config: SchedulerConfig, incarnation: str
+        self,
+        num_blocks: int,
+        layout: KVLayout,
+        fingerprint: str,
+        config: SchedulerConfig,
+        incarnation: str,
+        chains: Chains | None = None,
     ) -> None:
-        role = DecodeCore(num_blocks, layout, fingerprint, config, incarnation)
+        role = DecodeCore(num_blocks, layout, fingerprint, config, incarnation, chains=chains)
         host = Host(
             role.pool, role.counters, lambda: 0 if role.awaits_room else role.num_free_slots, role.join
         )
-        guest = ColocatedCore(num_blocks, layout, config, host)
+        guest = ColocatedCore(num_blocks, layout, config, host, chains)
         role.host(guest)
         super().__init__(role, guest, config)
 
@@ -193,10 +200,17 @@ class HybridPrefillCore(HybridCore):
 
     role: PrefillCore
 
-    def __init__(self, num_blocks: int, layout: KVLayout, fingerprint: str, config: SchedulerConfig) -> None:
-        role = PrefillCore(num_blocks, layout, fingerprint, config)
+    def __init__(
+        self,
+        num_blocks: int,
+        layout: KVLayout,
+        fingerprint: str,
+        config: SchedulerConfig,
+        chains: Chains | None = None,
+    ) -> None:
+        role = PrefillCore(num_blocks, layout, fingerprint, config, chains)
         host = Host(role.pool, role.counters, lambda: 0 if role.awaits_room else config.max_num_seqs)
-        super().__init__(role, ColocatedCore(num_blocks, layout, config, host), config)
+        super().__init__(role, ColocatedCore(num_blocks, layout, config, host, chains), config)
 
     def _plan(self, now: float) -> _Step | None:
         num_streams, left = self.guest.num_sequences, self.role.token_budget
