@@ -7,8 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from twinpool.errors import ConfigError
-from twinpool.planner.times.devices import DEVICES, Precision, device_named
-from twinpool.planner.times.model_shapes import ModelShape
+from twinpool.planner.times import coefficients, tables
+from twinpool.planner.times.devices import DEVICES, Device, Precision, device_named
+from twinpool.planner.times.model_shapes import ModelShape, known_shape
+from twinpool.planner.times.phases import Link, OtherLink, PhasedTimes, Phases
 from twinpool.planner.times.roofline import TYPICAL, Efficiency, Roofline
 from twinpool.planner.times.service_times import Overheads, ServiceTimes
 
@@ -17,13 +19,14 @@ from twinpool.planner.times.service_times import Overheads, ServiceTimes
 class Conditions:
     """What service times are asked for.
 
-    `kv_element_bytes` None: two bytes, or four with weights in fp32. `link_bytes_per_s` is one device's link to other
-    workers, one way; None: what the device's data sheet (or the profile) says. `public_data` is the folder with others'
-    measurements. `efficiency` is the roofline's.
+    `precision` is that of the weights; None: bf16, or what was measured. `kv_element_bytes` None: two bytes, or four
+    with weights in fp32. `link_bytes_per_s` is one device's link to other workers, one way; None: its share of the
+    network by its data sheet, or what the profile says. `public_data` is the folder with others' measurements.
+    `efficiency` is the roofline's.
     """
 
     tp: int = 1
-    precision: Precision = Precision.BF16
+    precision: Precision | None = None
     kv_element_bytes: float | None = None
     link_bytes_per_s: float | None = None
     public_data: Path | None = None
@@ -51,28 +54,124 @@ def service_times(spec: str, model: ModelShape, conditions: Conditions | None = 
     return _LOADERS[kind](what, model, conditions or Conditions())
 
 
-def _roofline(what: str, model: ModelShape, conditions: Conditions) -> ServiceTimes:
-    return roofline(what, model, conditions)
-
-
 def roofline(gpu: str, model: ModelShape, conditions: Conditions | None = None) -> Roofline:
-    """The roofline of an accelerator, which is the floor under other times of it, too."""
+    """The roofline of an accelerator, which is the floor under other times of it, too.
+
+    Raises:
+        ConfigError: there is no such accelerator, or it cannot be used like this.
+    """
     wanted = conditions or Conditions()
+    device = device_named(gpu)
     return Roofline(
-        device_named(gpu),
+        device,
         model,
         tp=wanted.tp,
-        precision=wanted.precision,
+        precision=wanted.precision or Precision.BF16,
         kv_element_bytes=wanted.kv_bytes,
         efficiency=wanted.efficiency,
-        link_bytes_per_s=wanted.link_bytes_per_s,
+        link=_link(device, wanted),
         overheads=wanted.overheads,
     )
 
 
+def device_of(spec: str) -> Device | None:
+    """The accelerator that the times of `spec` are of; None of a profile."""
+    kind, _, what = spec.partition(":")
+    match kind:
+        case "profile":
+            return None
+        case "distserve":
+            return DEVICES["a100"]
+        case _:
+            return device_named(what)
+
+
+def _link(device: Device, conditions: Conditions) -> Link:
+    given = conditions.link_bytes_per_s
+    return Link(device.scale_out_bytes_per_s if given is None else given)
+
+
+def _splitwise(what: str, model: ModelShape, conditions: Conditions) -> ServiceTimes:
+    phases = tables.splitwise(conditions.public_data, what, model, conditions.tp)
+    source = "Splitwise, ISCA 2024: measurements, github.com/Mutinifni/splitwise-sim"
+    return _phased("splitwise", source, phases, DEVICES[what], model, conditions, Precision.BF16)
+
+
+def _distserve(what: str, model: ModelShape, conditions: Conditions) -> ServiceTimes:
+    named = known_shape(what)
+    if named != model:
+        raise ConfigError(f"--times is 'distserve:{what}' and --model is {model.name!r}; wanted: one model")
+    phases = coefficients.distserve(conditions.public_data, model, conditions.tp)
+    source = "DistServe, OSDI 2024: coefficients, github.com/LLMServe/DistServe"
+    return _phased("distserve", source, phases, DEVICES["a100"], model, conditions, Precision.FP16)
+
+
+def _dynamo(what: str, model: ModelShape, conditions: Conditions) -> ServiceTimes:
+    if what != "h200":
+        raise ConfigError(f"--times is 'dynamo:{what}'; allowed: dynamo:h200")
+    measured = (conditions.tp, model.name)
+    if measured != (1, "llama-3.1-8b"):
+        raise ConfigError(
+            f"--model is {model.name!r} and --tp {conditions.tp}; dynamo:h200 is llama-3.1-8b at --tp 1"
+        )
+    source = "our fit to NVIDIA's curves (vLLM), github.com/ai-dynamo/dynamo"
+    return _phased(
+        "dynamo", source, coefficients.DYNAMO_H200, DEVICES["h200"], model, conditions, Precision.FP8
+    )
+
+
+def _profile(what: str, model: ModelShape, conditions: Conditions) -> ServiceTimes:
+    from twinpool.planner.profile.fitted_times import load_times
+
+    times = load_times(Path(what))
+    profiled = times.profile.model
+    if profiled != model.name and (known_shape(profiled) or profiled) != model:
+        raise ConfigError(
+            f"{what} is a profile of {profiled}, and --model is {model.name!r}; wanted: one model"
+        )
+    if conditions.tp != 1:
+        raise ConfigError(f"--tp is {conditions.tp}; {what} is a profile of a worker on 1 device")
+    if conditions.link_bytes_per_s is None:
+        return times
+    return OtherLink(times, Link(conditions.link_bytes_per_s))
+
+
+def _phased(
+    by: str,
+    source: str,
+    phases: Phases,
+    device: Device,
+    model: ModelShape,
+    conditions: Conditions,
+    measured_in: Precision,
+) -> PhasedTimes:
+    """Measured times of `conditions.tp` devices.
+
+    Raises:
+        ConfigError: another precision is asked for than was measured.
+    """
+    wanted = conditions.precision or measured_in
+    if wanted.weight_bytes != measured_in.weight_bytes:
+        raise ConfigError(
+            f"--precision is {wanted.value!r}; {by} measured {model.name} in {measured_in.value}"
+        )
+    name = f"{model.name} in {measured_in.value} on {conditions.tp} × {device.title}, {by}"
+    return PhasedTimes(name, source, phases, _link(device, conditions), conditions.tp, conditions.overheads)
+
+
 _Loader = Callable[[str, ModelShape, Conditions], ServiceTimes]
-_LOADERS: Mapping[str, _Loader] = {"roofline": _roofline}
+_LOADERS: Mapping[str, _Loader] = {
+    "roofline": roofline,
+    "splitwise": _splitwise,
+    "distserve": _distserve,
+    "dynamo": _dynamo,
+    "profile": _profile,
+}
 KINDS = {
     "roofline": f"roofline:GPU ({', '.join(DEVICES)})",
+    "splitwise": "splitwise:a100, splitwise:h100",
+    "distserve": "distserve:MODEL (opt-13b, opt-66b, opt-175b)",
+    "dynamo": "dynamo:h200",
+    "profile": "profile:FILE (of `twinpool profile`)",
 }
 """How each kind is written, for messages and help."""

@@ -14,6 +14,7 @@ from twinpool.config import require
 from twinpool.planner.step_shape import StepShape
 from twinpool.planner.times.devices import Device, Precision
 from twinpool.planner.times.model_shapes import ModelShape
+from twinpool.planner.times.phases import Link
 from twinpool.planner.times.service_times import Overheads
 
 COLLECTIVES_PER_LAYER = 2
@@ -27,9 +28,9 @@ class Efficiency:
     """Which share of the data sheet's rates is reached, and what a step costs beside them.
 
     `products` and `attention` are shares of the FLOP rate, in matrix products and in chunks' attention; `bandwidth` of
-    the memory's, `link` of the links'. `step_s` is launching, sampling and scheduling, once per step; `layer_s` what a
-    layer's kernels take however little they do; `collective_s` an all-reduce of few bytes; `transfer_s` what a
-    transfer takes before its first byte.
+    the memory's, `link` of the links between the devices of a group. `step_s` is launching, sampling and scheduling,
+    once per step; `layer_s` what a layer's kernels take however little they do; `collective_s` an all-reduce of few
+    bytes.
     """
 
     products: float = 0.70
@@ -39,19 +40,18 @@ class Efficiency:
     step_s: float = 1e-3
     layer_s: float = 20e-6
     collective_s: float = 15e-6
-    transfer_s: float = 1e-3
 
     def __post_init__(self) -> None:
         for name in ("products", "attention", "bandwidth", "link"):
             share = getattr(self, name)
             require(f"efficiency {name}", share, 0 < share <= 1, "a share above 0, at most 1")
-        for name in ("step_s", "layer_s", "collective_s", "transfer_s"):
+        for name in ("step_s", "layer_s", "collective_s"):
             seconds = getattr(self, name)
             require(f"efficiency {name}", seconds, seconds >= 0, "0 or more seconds")
 
 
 TYPICAL = Efficiency()
-IDEAL = Efficiency(1.0, 1.0, 1.0, 1.0, 0.0, 0.0, 0.0, 0.0)
+IDEAL = Efficiency(1.0, 1.0, 1.0, 1.0, 0.0, 0.0, 0.0)
 """The data sheet itself."""
 
 
@@ -59,7 +59,7 @@ class Roofline:
     """A worker of `tp` devices that share each layer (tensor parallelism). Implements `ServiceTimes`.
 
     `precision` is that of the weights, `kv_element_bytes` the size of an element of KV. KV goes to other workers over
-    `link_bytes_per_s` of each device, None: its share of the network.
+    `link`, None: the device's share of the network.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class Roofline:
         precision: Precision = Precision.BF16,
         kv_element_bytes: float = 2.0,
         efficiency: Efficiency = TYPICAL,
-        link_bytes_per_s: float | None = None,
+        link: Link | None = None,
         overheads: Overheads | None = None,
     ) -> None:
         """Raises ConfigError if the heads do not divide by `tp`, or the device has no rate for `precision`."""
@@ -83,8 +83,7 @@ class Roofline:
         self.precision = precision
         self.kv_element_bytes = kv_element_bytes
         self.efficiency = efficiency
-        link = device.scale_out_bytes_per_s if link_bytes_per_s is None else link_bytes_per_s
-        self._transfer_bytes_per_s = link * efficiency.link * tp
+        self.link = link or Link(device.scale_out_bytes_per_s)
         self._overheads = overheads or Overheads()
         self._flops_per_s = tp * device.flops_per_s(precision)
         wide = Precision.FP32 if precision is Precision.FP32 else Precision.BF16
@@ -147,7 +146,7 @@ class Roofline:
 
     def transfer_s(self, num_bytes: int) -> float:
         """All devices of the group send their heads at once."""
-        return self.efficiency.transfer_s + num_bytes / self._transfer_bytes_per_s
+        return self.link.transfer_s(num_bytes, self.tp)
 
     def floor_s(self, shape: StepShape) -> float:
         """The least time that a step can take: everything at once at the data sheet's rates, without collectives.
