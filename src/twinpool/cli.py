@@ -1,5 +1,5 @@
 """The `twinpool` command: `serve`, `worker`, `join-token`, `api-key`, `chat`, `doctor`, `kv-size`, `metrics`, `fetch`,
-`bench`, `compare`, `report`.
+`bench`, `compare`, `report`, `profile`.
 
 This module only dispatches; each command is a module of `twinpool.commands` with `add_parser` and `run`.
 """
@@ -31,6 +31,7 @@ COMMANDS = (
     "compare",
     "sweep",
     "report",
+    "profile",
 )
 
 

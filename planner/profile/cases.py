@@ -1,0 +1,196 @@
+"""Which steps a profile measures: batches as the schedulers build them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from twinpool.bench.engine.floors import Piece
+from twinpool.planner.step_shape import StepShape, of_chunk, of_sequences, together
+
+BLOCK_SIZE = 16
+
+
+class Part(StrEnum):
+    """What a step is made of. The fit's residuals are told for each."""
+
+    DECODE = "decode"
+    PROMPT = "prompt"
+    CACHED = "prompt after a cached one"
+    CHUNKS = "several chunks"
+    MIXED = "chunks beside sequences"
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One step: sequences with so many tokens each, of which the last is computed, and chunks as (new, cached).
+
+    What `is_held_out` tests the fit and is not fitted.
+    """
+
+    part: Part
+    lengths: tuple[int, ...] = ()
+    chunks: tuple[tuple[int, int], ...] = ()
+    is_held_out: bool = False
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        words = []
+        if self.lengths:
+            low, high = min(self.lengths), max(self.lengths)
+            words.append(f"{len(self.lengths)} sequences of {low}" + (f" to {high}" if high > low else ""))
+        words += [f"{new} new after {cached}" if cached else f"{new} new" for new, cached in self.chunks]
+        return ", ".join(words)
+
+    @property
+    def shape(self) -> StepShape:
+        """As service times take it."""
+        return together(of_sequences(self.lengths), *(of_chunk(new, cached) for new, cached in self.chunks))
+
+    @property
+    def pieces(self) -> tuple[Piece, ...]:
+        """As the engine takes it: decoding ones first, and each chunk ends its prompt."""
+        return (
+            *(Piece(length - 1, 1) for length in self.lengths),
+            *(Piece(cached, new) for new, cached in self.chunks),
+        )
+
+    @property
+    def longest(self) -> int:
+        """Tokens of its longest sequence."""
+        return max((piece.start + piece.count for piece in self.pieces), default=0)
+
+    @property
+    def pool_tokens(self) -> int:
+        """KV slots that it takes, in whole blocks."""
+        return sum(-(-(p.start + p.count) // BLOCK_SIZE) * BLOCK_SIZE for p in self.pieces)
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """The steps of a profile. `busy` are measured beside a neighbour that decodes `neighbour_decode` or computes
+    `neighbour_prompt`, the one that `beside` says; all are measured alone, too. `rounds` and `most_s` bound the
+    repetitions of `alone`, `busy_rounds` and `busy_most_s` those of `busy`."""
+
+    alone: tuple[Case, ...]
+    busy: tuple[Case, ...]
+    neighbour_decode: Case
+    neighbour_prompt: Case
+    rounds: int
+    most_s: float
+    busy_rounds: int
+    busy_most_s: float
+
+    def beside(self, case: Case) -> Case:
+        """What the neighbour of a busy case does: the other pool's work."""
+        return self.neighbour_prompt if case.part is Part.DECODE else self.neighbour_decode
+
+    @property
+    def pool_tokens(self) -> int:
+        """KV slots of the largest step."""
+        every = (*self.alone, *self.busy, self.neighbour_decode, self.neighbour_prompt)
+        return max(case.pool_tokens for case in every)
+
+    @property
+    def row_knots(self) -> tuple[int, ...]:
+        """Rows of the matrix products that were measured without much else: between them times are interpolated."""
+        rows = {
+            len(case.lengths) + sum(new for new, _ in case.chunks)
+            for case in self.alone
+            if not case.is_held_out and case.part in (Part.DECODE, Part.PROMPT)
+        }
+        return tuple(sorted(rows | {1}))
+
+
+_RAGGED = (40, 90, 130, 210, 260, 330, 470, 520, 610, 700)
+
+
+def full_plan(max_model_len: int) -> StepPlan:
+    """Everything, as far as a context of `max_model_len` tokens holds it."""
+    alone = (
+        *_decode((1, 2, 3, 4, 6, 8, 12, 16, 17, 24, 32, 33, 48, 64), 256),
+        *_decode((1, 2, 4, 8), 1024),
+        *_decode((1, 4, 16, 32), 64),
+        *_decode((1, 8), 1900),
+        *_decode((16, 32), 600),
+        *_prompts((4, 8, 16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536)),
+        *_cached(((16, 256), (16, 1024), (64, 512), (128, 512), (128, 1536), (256, 1024), (512, 512), (512, 1200))),
+        *_chunks(((64, 0), (64, 0)), ((128, 0), (64, 0), (64, 0)), ((128, 512), (128, 0)), ((32, 0),) * 8),
+        *_mixed(1, 256, ((127, 0),)),
+        *_mixed(4, 256, ((124, 0),)),
+        *_mixed(8, 256, ((120, 0),)),
+        *_mixed(8, 512, ((120, 512),)),
+        *_mixed(8, 256, ((24, 256),)),
+        *_mixed(16, 256, ((112, 0),)),
+        *_mixed(4, 256, ((508, 0),)),
+        *_mixed(16, 256, ((240, 0),)),
+        Case(Part.DECODE, _RAGGED, (), True),
+        *_decode((5, 20), 400, is_held_out=True),
+        *_prompts((100, 300, 700), is_held_out=True),
+        *_cached(((200, 300), (90, 800)), is_held_out=True),
+        *_mixed(6, 400, ((122, 200),), is_held_out=True),
+        *_mixed(3, 150, ((60, 0), (65, 300)), is_held_out=True),
+    )  # fmt: skip
+    busy = (
+        *_decode((1, 4, 8, 16, 32), 256),
+        *_decode((1, 8), 1024),
+        *_prompts((16, 64, 128, 256, 512)),
+        *_cached(((128, 512), (256, 1024))),
+    )
+    return _fitting(alone, busy, max_model_len, rounds=7, most_s=45.0, busy_rounds=5, busy_most_s=25.0)
+
+
+def quick_plan(max_model_len: int) -> StepPlan:
+    """What tells the parts of the model apart, and no more."""
+    alone = (
+        *_decode((1, 2, 4, 8, 16, 32, 64), 256),
+        *_decode((1, 8), 1024),
+        *_decode((16,), 64),
+        *_prompts((8, 32, 64, 128, 256, 512, 1024)),
+        *_cached(((16, 512), (128, 512), (256, 1024))),
+        *_chunks(((64, 0), (64, 0))),
+        *_mixed(8, 256, ((120, 0),)),
+        *_mixed(4, 256, ((124, 512),)),
+        Case(Part.DECODE, _RAGGED, (), True),
+        *_prompts((300,), is_held_out=True),
+        *_mixed(3, 150, ((60, 0), (65, 300)), is_held_out=True),
+    )
+    busy = (*_decode((1, 8), 256), *_decode((8,), 1024), *_prompts((64, 256)), *_cached(((128, 512),)))
+    return _fitting(alone, busy, max_model_len, rounds=3, most_s=9.0, busy_rounds=3, busy_most_s=6.0)
+
+
+def _fitting(alone: Sequence[Case], busy: Sequence[Case], max_model_len: int, **bounds: float) -> StepPlan:
+    return StepPlan(
+        alone=tuple(case for case in alone if case.longest <= max_model_len),
+        busy=tuple(case for case in busy if case.longest <= max_model_len),
+        neighbour_decode=Case(Part.DECODE, (min(256, max_model_len),) * 8),
+        neighbour_prompt=Case(Part.PROMPT, (), ((min(256, max_model_len), 0),)),
+        rounds=int(bounds["rounds"]),
+        most_s=bounds["most_s"],
+        busy_rounds=int(bounds["busy_rounds"]),
+        busy_most_s=bounds["busy_most_s"],
+    )
+
+
+def _decode(batches: Sequence[int], length: int, *, is_held_out: bool = False) -> Iterator[Case]:
+    return (Case(Part.DECODE, (length,) * batch, (), is_held_out) for batch in batches)
+
+
+def _prompts(lengths: Sequence[int], *, is_held_out: bool = False) -> Iterator[Case]:
+    return (Case(Part.PROMPT, (), ((length, 0),), is_held_out) for length in lengths)
+
+
+def _cached(chunks: Sequence[tuple[int, int]], *, is_held_out: bool = False) -> Iterator[Case]:
+    return (Case(Part.CACHED, (), (chunk,), is_held_out) for chunk in chunks)
+
+
+def _chunks(*steps: tuple[tuple[int, int], ...]) -> Iterator[Case]:
+    return (Case(Part.CHUNKS, (), chunks) for chunks in steps)
+
+
+def _mixed(
+    batch: int, length: int, chunks: tuple[tuple[int, int], ...], *, is_held_out: bool = False
+) -> Iterator[Case]:
+    yield Case(Part.MIXED, (length,) * batch, chunks, is_held_out)

@@ -1,0 +1,143 @@
+"""The latency model of a worker, fitted to measured steps and transfers. Pure.
+
+A step is a sum of parts, each with a physical meaning (`saved.StepFit`), with coefficients that are not negative: so
+times never fall when a step has more to do. Each shape counts by its relative error.
+"""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+
+import numpy as np
+
+from twinpool.planner.profile.nnls import Floats, nnls
+from twinpool.planner.profile.saved import (
+    Residuals,
+    SlowDown,
+    StepFit,
+    StepSample,
+    TransferFit,
+    TransferSample,
+)
+from twinpool.planner.profile.step_model import StepModel
+from twinpool.planner.step_shape import StepShape
+
+FAR_OFF_MEDIAN, FAR_OFF_P90, FAR_OFF_WORST = 0.1, 0.25, 0.5
+"""Residuals beyond one of these make a fit one that must not be trusted unsaid."""
+
+
+def fit_steps(samples: Sequence[StepSample], row_knots: Sequence[int]) -> StepFit:
+    """The model of steps that ran alone. `row_knots` rise from 1; samples that are held out are not used."""
+    used = [sample for sample in samples if not sample.is_held_out and not sample.num_busy]
+    shapes = [StepShape(*sample.shape) for sample in used]
+    seconds = np.array([sample.seconds for sample in used])
+    columns = np.array([_columns(shape, row_knots) for shape in shapes])
+    found = nnls(columns / seconds[:, None], np.ones(len(used)))
+    rises, rest = found[: len(row_knots)], found[len(row_knots) :]
+    return StepFit(
+        row_knots=tuple(row_knots),
+        rows_s=tuple(np.maximum.accumulate(np.cumsum(rises)).tolist()),
+        sequence_s=float(rest[0]),
+        chunk_s=float(rest[1]),
+        context_token_s=float(rest[2]),
+        prompt_pair_s=float(rest[3]),
+        prompt_context_token_s=float(rest[4]),
+    )
+
+
+def _columns(shape: StepShape, knots: Sequence[int]) -> list[float]:
+    """How far a step is into each segment between knots (beyond the last one: as the last segment goes on), then what
+    else it counts."""
+    rows = max(1, shape.num_sequences + shape.prompt_tokens)
+    segments = [1.0]
+    for low, high in itertools.pairwise(knots):
+        share = (rows - low) / (high - low)
+        segments.append(max(0.0, share if high == knots[-1] else min(1.0, share)))
+    others = (
+        shape.num_sequences,
+        shape.num_chunks,
+        shape.context_tokens,
+        shape.prompt_pairs,
+        shape.prompt_context,
+    )
+    return [*segments, *map(float, others)]
+
+
+def fit_slow_down(fit: StepFit, samples: Sequence[StepSample]) -> SlowDown | None:
+    """By what each part grows beside busy neighbours; None without such samples. What a shape takes longer is counted
+    from the same shape alone, where that was measured, so an error of the fit does not count as slow-down."""
+    busy = [sample for sample in samples if sample.num_busy and not sample.is_held_out]
+    if not busy:
+        return None
+    alone_s = {sample.shape: sample.seconds for sample in samples if not sample.num_busy}
+    model = StepModel(fit)
+    rows, extra = [], []
+    for sample in busy:
+        parts = model.parts(StepShape(*sample.shape))
+        base_s = alone_s.get(sample.shape, sum(parts))
+        scale = base_s / sum(parts) * sample.num_busy / sample.seconds
+        rows.append([part * scale for part in parts])
+        extra.append(1 - base_s / sample.seconds)
+    found = nnls(np.array(rows), np.array(extra))
+    return SlowDown(*map(float, found))
+
+
+def fit_transfers(samples: Sequence[TransferSample]) -> tuple[TransferFit, ...]:
+    """A line for each transport, in the order in which they come."""
+    fits = []
+    for transport in dict.fromkeys(sample.transport for sample in samples):
+        used = [sample for sample in samples if sample.transport == transport]
+        seconds = np.array([sample.seconds for sample in used])
+        columns: Floats = np.array([[1.0, float(sample.num_bytes)] for sample in used])
+        start_s, byte_s = nnls(columns / seconds[:, None], np.ones(len(used))).tolist()
+        fits.append(TransferFit(transport, start_s, byte_s))
+    return tuple(fits)
+
+
+def residuals_of(
+    samples: Sequence[StepSample],
+    transfers: Sequence[TransferSample],
+    predict_s: Callable[[StepSample], float],
+    transfer_s: Callable[[TransferSample], float],
+) -> tuple[Residuals, ...]:
+    """How far the model is off, by part; shapes that it has not seen, and those beside neighbours, are parts of their
+    own."""
+    points: dict[str, list[tuple[float, str]]] = {}
+    for sample in samples:
+        part = sample.part
+        if sample.num_busy:
+            part += ", beside a neighbour"
+        if sample.is_held_out:
+            part = "shapes not fitted"
+        points.setdefault(part, []).append((predict_s(sample) / sample.seconds - 1, sample.name))
+    for transfer in transfers:
+        found = transfer_s(transfer) / transfer.seconds - 1
+        name = f"{transfer.num_bytes / 1e6:.1f} MB"
+        points.setdefault(f"transfer by {transfer.transport}", []).append((found, name))
+    return tuple(_residuals(part, found) for part, found in points.items())
+
+
+def _residuals(part: str, points: Sequence[tuple[float, str]]) -> Residuals:
+    sizes = sorted(abs(error) for error, _ in points)
+    worst = max(points, key=lambda point: abs(point[0]))
+    return Residuals(
+        part=part,
+        num_points=len(points),
+        median=statistics.median(sizes),
+        p90=sizes[min(len(sizes) - 1, int(0.9 * len(sizes)))],
+        worst=sizes[-1],
+        bias=statistics.median(error for error, _ in points),
+        worst_case=worst[1],
+    )
+
+
+def far_off(residuals: Iterable[Residuals]) -> list[str]:
+    """A sentence for each part in which the model is so far off that it must be said."""
+    return [
+        f"{each.part}: the fitted times are off by {each.median:.0%} at the median, {each.worst:.0%} at worst "
+        f"({each.worst_case})"
+        for each in residuals
+        if each.median > FAR_OFF_MEDIAN or each.p90 > FAR_OFF_P90 or each.worst > FAR_OFF_WORST
+    ]
