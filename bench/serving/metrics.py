@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from twinpool.bench.serving.distributions import Values, percentile
-from twinpool.bench.serving.record import Ending, RequestRecord
+from twinpool.bench.serving.record import Ending, RequestRecord, TokenTimes
 
 
 def ttft_s(record: RequestRecord) -> float | None:
@@ -77,7 +77,16 @@ def request_rate_per_s(record: RequestRecord) -> float | None:
 
 def num_shared_tokens(record: RequestRecord) -> int:
     """Tokens that came in a chunk with others: how much of the ITLs is zeros by the way of delivery."""
+    if isinstance(record.chunks, TokenTimes):
+        return 0
     return sum(chunk.num_tokens for chunk in record.chunks if chunk.num_tokens > 1)
+
+
+def num_chunk_tokens(record: RequestRecord) -> int:
+    """Tokens of all chunks together."""
+    if isinstance(record.chunks, TokenTimes):
+        return len(record.chunks)
+    return sum(chunk.num_tokens for chunk in record.chunks)
 
 
 def unexplained_s(record: RequestRecord) -> float | None:
@@ -132,5 +141,7 @@ def request_metrics(record: RequestRecord) -> RequestMetrics:
 
 def _chunks(record: RequestRecord) -> tuple[Values, NDArray[np.int64]]:
     """Times and numbers of tokens of the chunks, [chunks] each."""
+    if isinstance(record.chunks, TokenTimes):
+        return np.asarray(record.chunks.at_s, dtype=np.float64), np.ones(len(record.chunks), dtype=np.int64)
     at = np.array([chunk.at_s for chunk in record.chunks], dtype=np.float64)
     return at, np.array([chunk.num_tokens for chunk in record.chunks], dtype=np.int64)

@@ -6,8 +6,10 @@ one axis. Everything that is computed from records is in `metrics.py`.
 
 from __future__ import annotations
 
+from array import array
+from collections.abc import Iterator, Sequence
 from enum import StrEnum
-from typing import Any
+from typing import Any, cast, overload
 
 import msgspec
 
@@ -47,6 +49,40 @@ class Chunk(msgspec.Struct, frozen=True, array_like=True):
 
     at_s: float
     num_tokens: int
+
+
+class TokenTimes(Sequence[Chunk]):
+    """Chunks of one token each, by their times alone: how runs of very many tokens fit into memory. The array is shared
+    with whoever gave it."""
+
+    __slots__ = ("at_s",)
+
+    def __init__(self, at_s: array[float]) -> None:
+        self.at_s = at_s
+
+    def as_chunks(self) -> tuple[Chunk, ...]:
+        """Itself, as what a record has: it does all that is done with that."""
+        return cast("tuple[Chunk, ...]", self)
+
+    def __len__(self) -> int:
+        return len(self.at_s)
+
+    def __iter__(self) -> Iterator[Chunk]:
+        return (Chunk(at_s, 1) for at_s in self.at_s)
+
+    @overload
+    def __getitem__(self, index: int) -> Chunk: ...
+    @overload
+    def __getitem__(self, index: slice) -> TokenTimes: ...
+    def __getitem__(self, index: int | slice) -> Chunk | TokenTimes:
+        found = self.at_s[index]
+        return TokenTimes(found) if isinstance(found, array) else Chunk(found, 1)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and tuple(self) == tuple(other)
+
+    def __hash__(self) -> int:
+        return hash(tuple(self))
 
 
 class Stage(msgspec.Struct, frozen=True, array_like=True):
@@ -134,9 +170,15 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
 
 def encode_run(run: Run) -> bytes:
     """As JSON."""
-    return msgspec.json.encode(run)
+    return msgspec.json.encode(run, enc_hook=_plain)
 
 
 def decode_run(data: bytes) -> Run:
     """From JSON. Raises msgspec.ValidationError or msgspec.DecodeError."""
     return msgspec.json.decode(data, type=Run)
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, TokenTimes):
+        return tuple(value)
+    raise NotImplementedError(f"a run holds a {type(value).__name__}, which JSON has no word for")

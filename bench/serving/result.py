@@ -17,9 +17,9 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from twinpool.bench.serving.distributions import distribution
+from twinpool.bench.serving.distributions import Values, distribution
 from twinpool.bench.serving.metrics import RequestMetrics, request_metrics, wait_before_send_s
-from twinpool.bench.serving.record import RequestRecord, Run
+from twinpool.bench.serving.record import RequestRecord, Run, TokenTimes
 from twinpool.bench.serving.summary import Summary
 from twinpool.config import require
 
@@ -89,6 +89,9 @@ def peak_output_tokens_per_s(records: Iterable[RequestRecord]) -> float:
     start = min((record.sent_at_s for record in records), default=0.0)
     seconds: Counter[int] = Counter()
     for record in records:
+        if isinstance(record.chunks, TokenTimes):
+            seconds.update(int(at_s - start) for at_s in record.chunks.at_s)
+            continue
         for chunk in record.chunks:
             seconds[int(chunk.at_s - start)] += chunk.num_tokens
     return float(max(seconds.values(), default=0))
@@ -155,11 +158,11 @@ def _error(record: RequestRecord) -> str:
     return f"{record.ending.value}: {record.error}" if record.error else record.ending.value
 
 
-def _values_s(name: str, completed: Sequence[RequestMetrics]) -> list[float]:
+def _values_s(name: str, completed: Sequence[RequestMetrics]) -> Sequence[float] | Values:
     """All values of a metric that vLLM names, by its definition."""
     match name:
         case "itl":
-            return [gap for request in completed for gap in request.chunk_gaps_s.tolist()]
+            return np.concatenate([np.empty(0), *(request.chunk_gaps_s for request in completed)])
         case "ttft":
             found = [request.ttft_s for request in completed]
         case "tpot":
@@ -169,10 +172,12 @@ def _values_s(name: str, completed: Sequence[RequestMetrics]) -> list[float]:
     return [value for value in found if value is not None]
 
 
-def _statistics(name: str, values_s: Sequence[float], percents: Sequence[float]) -> dict[str, float | None]:
+def _statistics(
+    name: str, values_s: Sequence[float] | Values, percents: Sequence[float]
+) -> dict[str, float | None]:
     """Mean, median, deviation and percentiles in ms, percentiles by numpy's default rule; None of no values."""
     names = ["mean", "median", "std", *(f"p{percent:g}" for percent in percents)]
-    if not values_s:
+    if not len(values_s):
         return {f"{word}_{name}_ms": None for word in names}
     ms = 1e3 * np.asarray(values_s)
     found = [ms.mean(), np.median(ms), ms.std(), *np.percentile(ms, percents)]

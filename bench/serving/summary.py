@@ -13,6 +13,7 @@ import numpy as np
 from twinpool.bench.serving.distributions import Distribution, Values, distribution
 from twinpool.bench.serving.metrics import (
     RequestMetrics,
+    num_chunk_tokens,
     num_shared_tokens,
     request_metrics,
     unexplained_s,
@@ -269,9 +270,7 @@ def cohort_of(requests: Sequence[RequestMetrics], slo: Slo | None = None) -> Coh
         cached_tokens=sum(cached) if (cached := _known(record.cached_tokens for record in records)) else None,
         looked_up_tokens=sum(record.input_tokens for record in records if record.cached_tokens is not None),
         num_shared_tokens=sum(map(num_shared_tokens, records)),
-        num_miscounted=sum(
-            sum(chunk.num_tokens for chunk in record.chunks) != record.output_tokens for record in records
-        ),
+        num_miscounted=sum(num_chunk_tokens(record) != record.output_tokens for record in records),
         token_counts=dict(sorted(Counter(record.token_count.value for record in records).items())),
         ttft=_distribution(request.ttft_s for request in completed),
         ttft_from_intended=_distribution(request.ttft_from_intended_s for request in completed),

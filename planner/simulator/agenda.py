@@ -1,0 +1,40 @@
+"""Virtual time: what is to happen when, in an order that depends on nothing but its content."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from heapq import heappop, heappush
+from typing import Any
+
+STEP_MESSAGES = 1 << 20
+"""The rank of what worker 0 tells the coordinator at a step's end; a worker's number is added."""
+LATER = 1 << 30
+"""The rank of everything else."""
+
+
+class Agenda:
+    """Actions in order of their time.
+
+    Of one time the lower `rank` comes first, then what was put down first. Ends of steps have the number of their
+    worker as rank, so that at one moment all steps end before anybody hears of it, in whichever order they began.
+    """
+
+    __slots__ = ("_entries", "_num_entries", "now")
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self._entries: list[tuple[float, int, int, Callable[[Any], None], Any]] = []
+        self._num_entries = 0
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def at(self, when: float, rank: int, action: Callable[[Any], None], argument: object) -> None:
+        """`action(argument)` happens at `when`, which is not before now."""
+        self._num_entries += 1
+        heappush(self._entries, (when, rank, self._num_entries, action, argument))
+
+    def step(self) -> None:
+        """Does what is next. The agenda must not be empty."""
+        self.now, _, _, action, argument = heappop(self._entries)
+        action(argument)

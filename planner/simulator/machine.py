@@ -1,0 +1,64 @@
+"""What workers share: the processors of a machine, and the two ends of a link."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+
+class Computing(Protocol):
+    """A worker whose step is under way."""
+
+    def go_on(self, num_busy: int) -> None:
+        """From now on the step takes its course beside `num_busy` others."""
+        ...
+
+
+class Machine:
+    """Workers that compute on the same processors.
+
+    A step gets on at the rate 1 / `step_s(shape, num_busy)`, for as long as so many others compute: what is left of it
+    is stretched when another worker begins to compute, and shrinks when one has nothing more to do. Between two steps
+    that follow each other without a gap a worker counts as computing.
+    """
+
+    __slots__ = ("_busy",)
+
+    def __init__(self) -> None:
+        self._busy: dict[Computing, None] = {}
+
+    def begin(self, worker: Computing) -> None:
+        """A step of `worker` begins now."""
+        if worker in self._busy:
+            worker.go_on(len(self._busy) - 1)
+        else:
+            self._busy[worker] = None
+            self._tell_all()
+
+    def rest(self, worker: Computing) -> None:
+        """A step of `worker` has ended, and none follows."""
+        del self._busy[worker]
+        self._tell_all()
+
+    def _tell_all(self) -> None:
+        for worker in self._busy:
+            worker.go_on(len(self._busy) - 1)
+
+
+class Nic:
+    """One worker's end of all its links.
+
+    It works off what is to go through it in the order in which that is known, at full rate. A transfer goes through two
+    of them, the sender's and the receiver's, and is over when both are done with it: so several senders share what
+    their receiver can take, and several transfers of one sender what that can send, while neither end stands still for
+    the other.
+    """
+
+    __slots__ = ("free_at",)
+
+    def __init__(self) -> None:
+        self.free_at = 0.0
+
+    def take(self, ready_at: float, seconds: float) -> float:
+        """When something that is there from `ready_at` on, and alone takes so long, is through."""
+        self.free_at = max(self.free_at, ready_at) + seconds
+        return self.free_at

@@ -1,0 +1,298 @@
+"""One simulated worker: its role's core, and in place of a shell what carries its commands out in virtual time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from twinpool.colocated_pool.core import ColocatedCore
+from twinpool.colocated_pool.hybrid import HybridDecodeCore, HybridPrefillCore
+from twinpool.config import Role
+from twinpool.decode_pool.core import DecodeCore
+from twinpool.engine.batch import SequenceSlice, StepOutput
+from twinpool.engine.block_pool import Chains
+from twinpool.layout import KVLayout
+from twinpool.messages import Message
+from twinpool.planner.deployment import Pool
+from twinpool.planner.simulator.agenda import LATER, STEP_MESSAGES, Agenda
+from twinpool.planner.simulator.machine import Machine, Nic
+from twinpool.planner.step_shape import StepShape, of_chunk, of_sequences
+from twinpool.prefill_pool.core import PrefillCore
+from twinpool.request import RequestKey
+from twinpool.worker.core import (
+    BlockPush,
+    CancelReceive,
+    Command,
+    Event,
+    FinishPush,
+    FromCoordinator,
+    FromPeer,
+    PlanAhead,
+    PostReceive,
+    Push,
+    PushFinished,
+    PushStopped,
+    ReceiveCancelled,
+    RoleCore,
+    SendCoordinator,
+    SendPeer,
+    StepDone,
+    StepPlan,
+    StepTimed,
+    StopPush,
+    Verified,
+    Verify,
+)
+
+FINGERPRINT = "simulated"
+TOKEN_ID = 0
+"""What every step samples. Nothing depends on it: answers end at their length, and prefixes have names."""
+TIMED_CONTEXT = 256
+TIMED_STEPS = ((1, 0), (8, 0), (24, 0), (0, 64), (0, 256))
+"""Sequences, and prompt tokens, of the steps that a hybrid times before it joins (`worker/timed_steps.py`)."""
+
+ToCoordinator = Callable[["SimulatedWorker", Message, int], None]
+"""Takes a message of a worker, of a rank."""
+
+
+class SimulatedWorker:
+    """A worker process in virtual time.
+
+    Steps follow each other as on the step thread: what the core has planned ahead begins when a step ends, and the core
+    hears of both. What a core does takes no time. Messages take `Overheads.control_s` each.
+
+    A prompt's KV leaves layer by layer: the first layer is there after its part of the step, and what a step has
+    pushed is with the receiver when both ends of the link are through with it (`Nic`), at the earliest when its last
+    layer, which is there at the step's end, has gone over. Whatever else a transfer takes (`Overheads.handoff_s`) lies
+    between its last byte and the sequence's joining the batch.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        worker_id: str,
+        pool: Pool,
+        layout: KVLayout,
+        chains: Chains,
+        agenda: Agenda,
+        to_coordinator: ToCoordinator,
+        machine: Machine | None,
+    ) -> None:
+        self.number = number
+        self.worker_id = worker_id
+        self.incarnation = f"{worker_id}-life"
+        self.pool = pool
+        self.core = _core(pool, layout, chains, self.incarnation)
+        self.nic = Nic()
+        self.peers: Mapping[str, SimulatedWorker] = {}
+        self.busy_s = 0.0
+        self.num_steps = 0
+        self._layout = layout
+        self._times = pool.times
+        self._control_s = pool.times.overheads.control_s
+        self._handoff_s = pool.times.overheads.handoff_s
+        self._agenda = agenda
+        self._to_coordinator = to_coordinator
+        self._machine = machine
+        self._generates = _generates(self.core)
+        self._rank = LATER
+        self._plan: StepPlan | None = None
+        self._ahead: PlanAhead | None = None
+        self._shape = StepShape()
+        self._began_at = 0.0
+        self._version = 0
+        self._moved_at = 0.0
+        self._whole_s = 0.0
+        self._share_done = 0.0
+        self._pushed: dict[int, _Pushed] = {}
+        self._carry_out: dict[type[Any], Callable[[Any], None]] = {
+            SendCoordinator: self._send_coordinator,
+            SendPeer: self._send_peer,
+            Push: self._push,
+            FinishPush: self._finish_push,
+            StopPush: self._stop_push,
+            PostReceive: _ignore,
+            CancelReceive: self._cancel_receive,
+            Verify: self._verify,
+        }
+
+    # ── the core ────────────────────────────────────────────────────────────────────────────────────────────
+
+    def time_steps(self) -> None:
+        """A hybrid's core learns how long some steps take."""
+        for num_sequences, num_tokens in TIMED_STEPS:
+            shape = of_chunk(num_tokens) if num_tokens else of_sequences([TIMED_CONTEXT] * num_sequences)
+            self.core.handle(StepTimed(num_sequences, num_tokens, self._times.step_s(shape)), 0.0)
+
+    def take(self, event: Event) -> None:
+        """The core hears of `event` now."""
+        self._do(self.core.handle(event, self._agenda.now))
+        if self._plan is None:
+            if (plan := self.core.next_step(self._agenda.now)) is not None:
+                self._begin(plan)
+            self._do(self.core.flush())
+        if self._plan is not None:
+            self._ahead = self.core.plan_ahead()
+
+    def from_coordinator(self, message: Message) -> None:
+        """A message has come."""
+        self.take(FromCoordinator(message))
+
+    def _do(self, commands: Sequence[Command]) -> None:
+        for command in commands:
+            self._carry_out[type(command)](command)
+
+    def _soon(self, event: Event, when: float) -> None:
+        self._agenda.at(when, LATER, self.take, event)
+
+    # ── steps ───────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _begin(self, plan: StepPlan) -> None:
+        self._plan = plan
+        self._shape = self._shape_of(plan.batch.slices)
+        self._began_at = self._moved_at = self._agenda.now
+        self._share_done = self._whole_s = 0.0
+        if self._machine is None:
+            self.go_on(0)
+        else:
+            self._machine.begin(self)
+
+    def go_on(self, num_busy: int) -> None:
+        """From now on the step takes its course beside `num_busy` others (`Machine`)."""
+        now = self._agenda.now
+        if self._whole_s:
+            self._share_done += (now - self._moved_at) / self._whole_s
+        self._moved_at = now
+        self._whole_s = self._times.step_s(self._shape, num_busy)
+        left = max(0.0, 1.0 - self._share_done)
+        self._version += 1
+        self._agenda.at(now + left * self._whole_s, self.number, self._end_step, self._version)
+
+    def _end_step(self, version: int) -> None:
+        plan = self._plan
+        if version != self._version or plan is None:
+            return
+        seconds = self._agenda.now - self._began_at
+        output = StepOutput({s.key: TOKEN_ID for s in plan.batch.slices if s.sampling is not None}, seconds)
+        following = self._ahead.resolve(plan, output) if self._ahead is not None else None
+        for push in plan.pushes:
+            first_layer_at = self._began_at + seconds / self._layout.num_layers
+            self._send_blocks(push, first_layer_at, self._layout.num_layers)
+        self.busy_s += seconds
+        self.num_steps += 1
+        self._plan = self._ahead = None
+        if following is not None:
+            self._begin(following)
+        self._rank = STEP_MESSAGES + self.number
+        self.take(StepDone(plan, output, following))
+        self._rank = LATER
+        if self._machine is not None and self._plan is None:
+            self._machine.rest(self)
+
+    def _shape_of(self, slices: Sequence[SequenceSlice]) -> StepShape:
+        num_sequences = context = num_chunks = tokens = pairs = prompt_context = 0
+        generates = self._generates
+        for piece in slices:
+            start = piece.start
+            if generates is None or generates(piece.key):
+                num_sequences += 1
+                context += start + 1
+            else:
+                num_new = len(piece.token_ids)
+                num_chunks += 1
+                tokens += num_new
+                pairs += num_new * start + num_new * (num_new + 1) // 2
+                prompt_context += start + num_new
+        return StepShape(num_sequences, context, num_chunks, tokens, pairs, prompt_context)
+
+    # ── messages and transfers ──────────────────────────────────────────────────────────────────────────────
+
+    def _send_coordinator(self, command: SendCoordinator) -> None:
+        self._to_coordinator(self, command.message, self._rank)
+
+    def _send_peer(self, command: SendPeer) -> None:
+        event = FromPeer(self.worker_id, self.incarnation, command.message)
+        self.peers[command.worker_id]._soon(event, self._agenda.now + self._control_s)
+
+    def _push(self, command: Push) -> None:
+        self._send_blocks(command.push, self._agenda.now, 1)
+
+    def _send_blocks(self, push: BlockPush, ready_at: float, num_parts: int) -> None:
+        """Blocks of which the first of `num_parts` equal parts is ready at `ready_at`, and the last one now."""
+        num_bytes = len(push.source_blocks) * self._layout.block_bytes
+        to = self.peers[push.worker_id]
+        seconds = self._times.transfer_s(num_bytes)
+        theirs_s = seconds if to._times is self._times else to._times.transfer_s(num_bytes)
+        last_s = seconds if num_parts == 1 else self._times.transfer_s(num_bytes // num_parts)
+        sent = self._pushed.get(push.fence)
+        if sent is None:
+            sent = self._pushed[push.fence] = _Pushed()
+        sent.arrives_at = max(
+            sent.arrives_at,
+            self.nic.take(ready_at, seconds),
+            to.nic.take(ready_at, theirs_s),
+            self._agenda.now + last_s,
+        )
+        sent.num_bytes += num_bytes
+        sent.seconds += max(seconds, theirs_s)
+
+    def _finish_push(self, command: FinishPush) -> None:
+        sent = self._pushed.pop(command.fence)
+        digests = (0,) * len(command.source_blocks)
+        done = PushFinished(command.fence, digests, sent.num_bytes, sent.seconds)
+        self._soon(done, max(self._agenda.now, sent.arrives_at))
+
+    def _stop_push(self, command: StopPush) -> None:
+        self._pushed.pop(command.fence, None)
+        self._soon(PushStopped(command.fence), self._agenda.now)
+
+    def _cancel_receive(self, command: CancelReceive) -> None:
+        self._soon(ReceiveCancelled(command.fence), self._agenda.now)
+
+    def _verify(self, command: Verify) -> None:
+        self._soon(Verified(command.manifest.fence, self._handoff_s), self._agenda.now + self._handoff_s)
+
+
+class _Pushed:
+    """What has gone under one fence, when its last byte arrives, and how long it would take alone."""
+
+    __slots__ = ("arrives_at", "num_bytes", "seconds")
+
+    def __init__(self) -> None:
+        self.arrives_at = 0.0
+        self.num_bytes = 0
+        self.seconds = 0.0
+
+
+def _ignore(_command: PostReceive) -> None:
+    """Nothing has to be made ready for bytes that are not there."""
+
+
+def _core(pool: Pool, layout: KVLayout, chains: Chains, incarnation: str) -> RoleCore:
+    num_blocks, config = pool.num_blocks, pool.scheduler
+    match pool.role:
+        case Role.PREFILL if config.hybrid:
+            return HybridPrefillCore(num_blocks, layout, FINGERPRINT, config, chains=chains)
+        case Role.DECODE if config.hybrid:
+            return HybridDecodeCore(num_blocks, layout, FINGERPRINT, config, incarnation, chains=chains)
+        case Role.PREFILL:
+            return PrefillCore(num_blocks, layout, FINGERPRINT, config, chains=chains)
+        case Role.DECODE:
+            return DecodeCore(num_blocks, layout, FINGERPRINT, config, incarnation, chains=chains)
+        case Role.COLOCATED:
+            return ColocatedCore(num_blocks, layout, config, chains=chains)
+
+
+def _generates(core: RoleCore) -> Callable[[RequestKey], bool] | None:
+    """Tells sequences that generate from prompts that are computed; None if all slices of a core's steps are
+    sequences."""
+    match core:
+        case DecodeCore():
+            return None
+        case ColocatedCore():
+            return core.generates
+        case HybridPrefillCore():
+            return core.guest.generates
+        case HybridDecodeCore():
+            return core.role.__contains__
+    return lambda _: False
