@@ -1,0 +1,1 @@
+"""Predicted against measured: the same requests through the simulator and through real servers of this machine."""

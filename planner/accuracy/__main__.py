@@ -1,0 +1,97 @@
+"""Proves predictions: the same requests through real servers of this machine and through the simulator.
+
+    python -m twinpool.planner.accuracy --measure FOLDER              about 12 minutes on a quiet machine
+    python -m twinpool.planner.accuracy --predict FOLDER [--output docs/accuracy.md]
+
+The first profiles workers of this machine, then sends twelve combinations of workload and layout, two rates each, with
+the bench's load generator, and keeps everything in FOLDER. The second needs no quiet machine: it simulates the same
+requests with the profiles in FOLDER and prints how far its predictions are off. What is in FOLDER already is not
+measured again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from twinpool.config import require
+from twinpool.errors import ConfigError, TwinpoolError
+from twinpool.planner.accuracy.comparing import MEDIAN_TARGET, WORST_TARGET, errors_of, summary, table
+from twinpool.planner.accuracy.folder import Folder
+from twinpool.planner.accuracy.layouts import LAYOUTS
+from twinpool.planner.accuracy.predicting import compare_all, loads_of
+from twinpool.planner.accuracy.report import measured_section, renewed
+
+EXIT_MET, EXIT_FAILED, EXIT_SETTING, EXIT_NOT_MET, EXIT_INTERRUPTED = 0, 1, 2, 3, 130
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the program; returns its exit status (0: the targets are met, 3: they are not)."""
+    parser = argparse.ArgumentParser(
+        prog="python -m twinpool.planner.accuracy",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("model", nargs="?", metavar="MODEL", help="as `twinpool serve` takes it")
+    parser.add_argument("--measure", type=Path, metavar="FOLDER", help="measure into it")
+    parser.add_argument("--predict", type=Path, metavar="FOLDER", help="predict what was measured into it")
+    parser.add_argument("--seconds", type=float, default=17.0, metavar="S", help="of each load (17)")
+    parser.add_argument("--seed", type=int, default=1, metavar="N", help="of all that is random (1)")
+    parser.add_argument("--quick", action="store_true", help="quick profiles: for trying it out")
+    parser.add_argument(
+        "--output", type=Path, metavar="FILE", help="renew the measured part of this document"
+    )
+    args = parser.parse_args(argv)
+    try:
+        if args.measure is None and args.predict is None:
+            raise ConfigError("nothing to do: give --measure FOLDER, --predict FOLDER, or both")
+        require("--seconds", args.seconds, args.seconds > 0, "above 0")
+        if args.measure is not None:
+            _measure(args, shlex.join(["python", "-m", "twinpool.planner.accuracy", *(argv or sys.argv[1:])]))
+        return EXIT_MET if args.predict is None else _predict(args.predict, args.output)
+    except ConfigError as exc:
+        print(f"accuracy: {exc}", file=sys.stderr)
+        return EXIT_SETTING
+    except TwinpoolError as exc:
+        print(f"accuracy: {exc}", file=sys.stderr)
+        return EXIT_FAILED
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+
+
+def _measure(args: argparse.Namespace, command: str) -> None:
+    from twinpool.planner.accuracy.measuring import measure_all
+
+    def say(line: str) -> None:
+        print(line, file=sys.stderr, flush=True)
+
+    folder = Folder(args.measure)
+    measure_all(folder, args.model, args.seconds, args.seed, command, say, is_quick=args.quick)
+
+
+def _predict(path: Path, output: Path | None) -> int:
+    folder = Folder(path)
+    facts = folder.facts()
+    loads = loads_of(folder, facts)
+    compared = list(compare_all(folder))
+    if not compared:
+        raise ConfigError(f"--predict is {str(path)!r}, which has no runs; make them with --measure")
+    print("\n".join([*summary(compared), "", *table(compared)]))
+    if output is not None:
+        runs = [
+            folder.run(layout.name, load.name)
+            for layout in LAYOUTS
+            for load in loads
+            if folder.has_run(layout.name, load.name)
+        ]
+        text = output.read_text(encoding="utf-8") if output.exists() else "# How well predictions hold\n"
+        output.write_text(renewed(text, measured_section(facts, loads, runs, compared)), encoding="utf-8")
+    found = errors_of(compared)
+    return EXIT_MET if found.median <= MEDIAN_TARGET and found.worst <= WORST_TARGET else EXIT_NOT_MET
+
+
+if __name__ == "__main__":
+    sys.exit(main())

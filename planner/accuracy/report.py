@@ -1,0 +1,62 @@
+"""The accuracy document: what was compared, on which machine, how far apart, by which command."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from twinpool.bench.serving.record import Run
+from twinpool.planner.accuracy.comparing import (
+    MEDIAN_TARGET,
+    WORST_TARGET,
+    Compared,
+    errors_of,
+    summary,
+    table,
+)
+from twinpool.planner.accuracy.folder import Facts
+from twinpool.planner.accuracy.loads import Load
+
+BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
+"""What is between them is made by the program; the rest of the document is written by people."""
+
+
+def measured_section(
+    facts: Facts, loads: Sequence[Load], runs: Sequence[Run], compared: Sequence[Compared]
+) -> str:
+    """Markdown, markers included."""
+    found = errors_of(compared)
+    num_requests = sum(len(run.requests) for run in runs)
+    verdict = "met" if found.median <= MEDIAN_TARGET and found.worst <= WORST_TARGET else "not met"
+    noise = [run.settings.get("noise", {}) for run in runs]
+    lines = [
+        BEGIN,
+        f"{facts.model} on {facts.num_cores} cores of {facts.cpu}, {facts.started_at[:10]}: {len(runs)} runs, "
+        f"{num_requests:,} requests, loads of about {facts.seconds:g} s each, seed {facts.seed}. Others used at most "
+        f"{max((each.get('others_share', 0.0) for each in noise), default=0.0):.1%} of the cores during a run, the "
+        f"machine below at most {max((each.get('stolen_share', 0.0) for each in noise), default=0.0):.1%}.",
+        "",
+        f"Median error {found.median:.1%} (target {MEDIAN_TARGET:.0%}), worst {found.worst:.1%} (target "
+        f"{WORST_TARGET:.0%}): {verdict}.",
+        "",
+        *summary(compared),
+        "",
+        "Predicted / measured (predicted ÷ measured − 1):",
+        "",
+        *table(compared),
+        "",
+        "The loads:",
+        "",
+        "| load | requests | per second | SLO |",
+        "|---|---|---|---|",
+        *(f"| {load.name} | {len(load.shapes)} | {load.rate_per_s:.2f} | {load.slo} |" for load in loads),
+        END,
+    ]
+    return "\n".join(lines)
+
+
+def renewed(document: str, section: str) -> str:
+    """The document with `section` in the place of the one before; at the end if it has none."""
+    before, found, rest = document.partition(BEGIN)
+    if not found:
+        return document.rstrip("\n") + "\n\n" + section + "\n"
+    return before + section + rest.partition(END)[2]
