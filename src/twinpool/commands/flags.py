@@ -64,7 +64,7 @@ _ENGINE = (
     Flag("--step-timeout", EngineConfig, "step_timeout_s", "SECONDS",
          "a model step that runs for so long is stuck: the worker ends, its requests go on elsewhere", float),
 )  # fmt: skip
-_SCHEDULING = (
+SCHEDULING = (
     Flag("--token-budget", SchedulerConfig, "token_budget", "TOKENS",
          "tokens of one step, over all its prompts: the chunk size (default 512 on prefill, 128 on colocated workers)",
          int),
@@ -109,7 +109,7 @@ def add_flags(group: argparse._ArgumentGroup, flags: Sequence[Flag]) -> list[arg
 def add_worker_flags(parser: argparse.ArgumentParser) -> list[argparse.Action]:
     """Adds the flags that shape one worker; returns them, for `forwarded`."""
     added: list[argparse.Action] = []
-    for title, flags in (("engine", _ENGINE), ("scheduling", _SCHEDULING), ("KV transfer", _TRANSFER)):
+    for title, flags in (("engine", _ENGINE), ("scheduling", SCHEDULING), ("KV transfer", _TRANSFER)):
         added += add_flags(parser.add_argument_group(title), flags)
     hybrid = parser.add_argument(
         "--hybrid",
