@@ -290,12 +290,20 @@ SHAPES = _known(
     ModelShape("deepseek-v3", 61, 7_168, 128, 128, 128, 18_432, 129_280, 163_840,
                "config.json of deepseek-ai/DeepSeek-V3", experts=Experts(256, 8, 2_048, 2_048, 3),
                latent=LatentAttention(1_536, 512, 128, 64, 128), num_vectors=2 * 7_168),
+    ModelShape("kimi-k2", 61, 7_168, 64, 64, 128, 18_432, 163_840, 131_072,
+               "config.json of moonshotai/Kimi-K2-Instruct", experts=Experts(384, 8, 2_048, 2_048, 1),
+               latent=LatentAttention(1_536, 512, 128, 64, 128), num_vectors=2 * 7_168),
+    ModelShape("minimax-m2", 62, 3_072, 48, 8, 128, 1_536, 200_064, 196_608,
+               "config.json of MiniMaxAI/MiniMax-M2", experts=Experts(256, 8, 1_536), num_vectors=2 * 3_072),
 )  # fmt: skip
 """Well-known models by what `--model` calls them."""
 _ALIASES = {
     "llama2-70b": "llama-2-70b",
     "llama-2-70b-hf": "llama-2-70b",
     "deepseek-r1": "deepseek-v3",
+    "deepseek-v3.1": "deepseek-v3",
+    "kimi-k2.5": "kimi-k2",
+    "minimax-m2.5": "minimax-m2",
     "smollm2-135m-instruct": "smollm2-135m",
     "mixtral-8x7b-v0.1": "mixtral-8x7b",
     "bloom": "bloom-176b",

@@ -29,8 +29,8 @@ class Efficiency:
 
     `products` and `attention` are shares of the FLOP rate, in matrix products and in chunks' attention; `bandwidth` of
     the memory's, `link` of the links between the devices of a group. `step_s` is launching, sampling and scheduling,
-    once per step; `layer_s` what a layer's kernels take however little they do; `collective_s` an all-reduce of few
-    bytes.
+    once per step; `layer_s` what a layer's kernels take however little they do, `expert_layer_s` those that choose,
+    send to and join experts; `collective_s` an all-reduce of few bytes.
     """
 
     products: float = 0.70
@@ -39,19 +39,20 @@ class Efficiency:
     link: float = 0.70
     step_s: float = 1e-3
     layer_s: float = 20e-6
+    expert_layer_s: float = 30e-6
     collective_s: float = 15e-6
 
     def __post_init__(self) -> None:
         for name in ("products", "attention", "bandwidth", "link"):
             share = getattr(self, name)
             require(f"efficiency {name}", share, 0 < share <= 1, "a share above 0, at most 1")
-        for name in ("step_s", "layer_s", "collective_s"):
+        for name in ("step_s", "layer_s", "expert_layer_s", "collective_s"):
             seconds = getattr(self, name)
             require(f"efficiency {name}", seconds, seconds >= 0, "0 or more seconds")
 
 
 TYPICAL = Efficiency()
-IDEAL = Efficiency(1.0, 1.0, 1.0, 1.0, 0.0, 0.0, 0.0)
+IDEAL = Efficiency(1.0, 1.0, 1.0, 1.0, 0.0, 0.0, 0.0, 0.0)
 """The data sheet itself."""
 
 
@@ -99,6 +100,7 @@ class Roofline:
         )  # heads that devices can have for themselves
         self._kv_bytes_per_s = min(tp, copies) * device.bytes_per_s
         self._fixed_s = efficiency.step_s + model.num_layers * efficiency.layer_s
+        self._fixed_s += model.num_expert_layers * efficiency.expert_layer_s
         num_collectives = 0 if tp == 1 else COLLECTIVES_PER_LAYER * model.num_layers
         self._fixed_s += num_collectives * efficiency.collective_s
         moved = (
