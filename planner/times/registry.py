@@ -61,7 +61,7 @@ def roofline(gpu: str, model: ModelShape, conditions: Conditions | None = None) 
         ConfigError: there is no such accelerator, or it cannot be used like this.
     """
     wanted = conditions or Conditions()
-    device = device_named(gpu)
+    device = _device(gpu)
     return Roofline(
         device,
         model,
@@ -83,7 +83,19 @@ def device_of(spec: str) -> Device | None:
         case "distserve":
             return DEVICES["a100"]
         case _:
-            return device_named(what)
+            return _device(what)
+
+
+def _device(what: str) -> Device:
+    """An accelerator by name; cpu or cpu:THREADS is measured."""
+    name, _, threads = what.partition(":")
+    if name != "cpu":
+        return device_named(what)
+    from twinpool.planner.times.this_machine import this_cpu
+
+    if threads and not threads.isdecimal():
+        raise ConfigError(f"--times has 'cpu:{threads}'; allowed: cpu, or cpu:THREADS like cpu:2")
+    return this_cpu(int(threads or 1))
 
 
 def _link(device: Device, conditions: Conditions) -> Link:
@@ -168,7 +180,7 @@ _LOADERS: Mapping[str, _Loader] = {
     "profile": _profile,
 }
 KINDS = {
-    "roofline": f"roofline:GPU ({', '.join(DEVICES)})",
+    "roofline": f"roofline:GPU ({', '.join(DEVICES)}, or cpu[:THREADS], which is measured)",
     "splitwise": "splitwise:a100, splitwise:h100",
     "distserve": "distserve:MODEL (opt-13b, opt-66b, opt-175b)",
     "dynamo": "dynamo:h200",
