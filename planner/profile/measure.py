@@ -220,11 +220,13 @@ def _served(settings: ProfileSettings, profile: Profile, places: Places, say: Sa
             Path(folder), say,
         )  # fmt: skip
 
-    def transfer_s(num_tokens: int) -> float:
-        num_blocks = -(-num_tokens // profile.block_size)
-        return times.transfer_s(num_blocks * profile.block_size * profile.kv_token_bytes)
+    num_layers = ModelConfig.from_dir(settings.directory).num_layers
 
-    return served.served_of(runs, times, transfer_s if places.has_two else None)
+    def last_layer_s(num_tokens: int) -> float:
+        num_blocks = -(-num_tokens // profile.block_size)
+        return times.transfer_s(num_blocks * profile.block_size * profile.kv_token_bytes // num_layers)
+
+    return served.served_of(runs, times, last_layer_s if places.has_two else None)
 
 
 def _predicts(times: FittedTimes) -> Callable[[StepSample], float]:

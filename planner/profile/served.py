@@ -19,7 +19,7 @@ from twinpool.bench.comparison.stand import Hardware, Stand
 from twinpool.bench.comparison.workloads import merged
 from twinpool.bench.serving.arrivals import Pacing, Process, schedule
 from twinpool.bench.serving.datasets import DatasetSettings, RandomLengths, make_requests
-from twinpool.bench.serving.metrics import itls_s, ttft_s
+from twinpool.bench.serving.metrics import ttft_s
 from twinpool.bench.serving.record import Ending, RequestRecord, Run
 from twinpool.bench.serving.workload import PlannedRequest
 from twinpool.errors import TwinpoolError
@@ -130,9 +130,9 @@ class Served:
     samples: tuple[ServedSample, ...]
 
 
-def served_of(runs: ServedRuns, times: ServiceTimes, transfer_s: Callable[[int], float] | None) -> Served:
-    """What a server adds, beyond `times` of the engine alone. `transfer_s` gives a prompt's transfer by its tokens;
-    None: nothing is transferred. Pure."""
+def served_of(runs: ServedRuns, times: ServiceTimes, last_layer_s: Callable[[int], float] | None) -> Served:
+    """What a server adds, beyond `times` of the engine alone. `last_layer_s` gives the transfer of a prompt's last
+    layer by the prompt's tokens: the others' are over when the step is. None: nothing is transferred. Pure."""
     samples: list[ServedSample] = []
 
     def middle(name: str, values: Sequence[float]) -> float:
@@ -158,11 +158,9 @@ def served_of(runs: ServedRuns, times: ServiceTimes, transfer_s: Callable[[int],
     deliver_s = middle("the first token's delivery", [_stage_s(record, "deliver") for record in short])
     control_s = max(0.0, around_s - steps.step_s) / 2
     handoff_s = 0.0
-    if transfer_s is not None:
-        handoff_s = max(
-            0.0,
-            middle("a hand-over beside its bytes", [_handoff_s(r, times, transfer_s, steps) for r in short]),
-        )
+    if last_layer_s is not None:
+        gaps = [_first_gap_s(record, times, steps) - last_layer_s(record.input_tokens) for record in short]
+        handoff_s = max(0.0, middle("a hand-over beside its last layer", gaps) - control_s)
     overheads = Overheads(
         request_s=max(0.0, short_front_s - token_s * short[0].input_tokens),
         prompt_token_s=token_s,
@@ -213,12 +211,10 @@ def _gaps_beyond(
     return found
 
 
-def _handoff_s(
-    record: RequestRecord, times: ServiceTimes, transfer_s: Callable[[int], float], steps: ServedSteps
-) -> float:
-    """The first gap, less the step in it and the transfer before it."""
+def _first_gap_s(record: RequestRecord, times: ServiceTimes, steps: ServedSteps) -> float:
+    """Between the first two tokens, less the step in it."""
     step_s = times.step_s(of_sequences([record.input_tokens + 1])) + steps.step_s + steps.sequence_s
-    return float(itls_s(record)[0]) - step_s - transfer_s(record.input_tokens)
+    return record.chunks[1].at_s - record.chunks[0].at_s - step_s
 
 
 def _front_s(record: RequestRecord) -> float:

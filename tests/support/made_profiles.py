@@ -1,0 +1,95 @@
+"""Profiles whose truth is known: samples of a made-up worker, and what is fitted to them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from twinpool.planner.profile.cases import Case, full_plan
+from twinpool.planner.profile.fit import fit_steps
+from twinpool.planner.profile.saved import (
+    Measurements,
+    Noise,
+    Profile,
+    Residuals,
+    ServedSteps,
+    SlowDown,
+    StepFit,
+    StepSample,
+    TransferFit,
+)
+from twinpool.planner.profile.step_model import StepModel
+from twinpool.planner.times.service_times import Overheads
+
+PLAN = full_plan(8192)
+TILE = 32
+TRUE_FIT = StepFit(
+    row_knots=PLAN.row_knots,
+    rows_s=tuple(0.009 + 4e-4 * rows + (0.003 if rows > TILE else 0.0) for rows in PLAN.row_knots),
+    sequence_s=5e-5,
+    chunk_s=1e-4,
+    context_token_s=1e-6,
+    prompt_pair_s=3e-9,
+    prompt_context_token_s=2e-7,
+)
+TRUE_SLOW_DOWN = SlowDown(weights=0.4, products=0.05, context=0.3, pairs=0.1)
+
+
+def true_s(case: Case, num_busy: int = 0) -> float:
+    """What the made-up worker takes for a step."""
+    parts = StepModel(TRUE_FIT).parts(case.shape)
+    return sum(parts) + num_busy * sum(
+        share * part
+        for share, part in zip(
+            (
+                TRUE_SLOW_DOWN.weights,
+                TRUE_SLOW_DOWN.products,
+                TRUE_SLOW_DOWN.context,
+                TRUE_SLOW_DOWN.pairs,
+            ),
+            parts,
+            strict=True,
+        )
+    )
+
+
+def sampled(cases: Sequence[Case], num_busy: int = 0) -> list[StepSample]:
+    """Its steps as they would be measured without any noise."""
+    return [
+        StepSample(
+            case.part.value,
+            case.name,
+            tuple(case.shape),
+            num_busy,
+            true_s(case, num_busy),
+            0.01,
+            9,
+            case.is_held_out,
+        )
+        for case in cases
+    ]
+
+
+def made_profile(fit: StepFit | None = None) -> Profile:
+    """A whole profile, of `fit` or of what is fitted to the made-up worker's steps."""
+    samples = sampled(PLAN.alone)
+    return Profile(
+        model="made-up",
+        dtype="bfloat16",
+        weights="auto",
+        threads=1,
+        block_size=16,
+        kv_token_bytes=23_040,
+        max_model_len=8192,
+        machine={"cpu": "A processor", "packages": {"torch": "2.13.0"}},
+        measured_at="2026-01-02T03:04:05+00:00",
+        version="0.1.0",
+        is_quick=False,
+        steps=fit or fit_steps(samples, PLAN.row_knots),
+        slow_down=TRUE_SLOW_DOWN,
+        served=ServedSteps(1e-4, 2e-5, 3e-5),
+        transfers=(TransferFit("shm", 2e-4, 1.1e-10), TransferFit("tcp", 5e-4, 9e-10)),
+        overheads=Overheads(0.002, 1e-6, 3e-4, 8e-4, 1e-3),
+        residuals=(Residuals("decode", 26, 0.01, 0.02, 0.03, -0.001, "4 sequences of 64"),),
+        measurements=Measurements(tuple(samples), (), (), Noise(0.01, 0.0, 0.4, 0.02)),
+        warnings=("it is made up",),
+    )

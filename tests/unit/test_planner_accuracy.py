@@ -1,0 +1,125 @@
+"""Predicted against measured: loads are fixed by profile and seed, errors are counted, documents renewed in place."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import msgspec
+import pytest
+from support.made_profiles import made_profile
+
+from twinpool.bench.serving.record import Run
+from twinpool.errors import ConfigError
+from twinpool.layout import Dtype, KVLayout
+from twinpool.planner.accuracy.__main__ import EXIT_SETTING, main
+from twinpool.planner.accuracy.comparing import TOLD, Compared, compare, errors_of, summary, table
+from twinpool.planner.accuracy.folder import Facts, Folder
+from twinpool.planner.accuracy.layouts import LAYOUTS
+from twinpool.planner.accuracy.loads import SHARES, WORKLOADS, make_loads
+from twinpool.planner.accuracy.report import BEGIN, END, measured_section, renewed
+from twinpool.planner.profile.fitted_times import FittedTimes
+from twinpool.planner.simulator.driver import simulate
+
+TIMES = FittedTimes(made_profile())
+KV = KVLayout(30, 3, 64, 16, Dtype.BFLOAT16)
+FACTS = Facts("made-up", None, 5.0, 1, 2, "A processor", "2026-01-02T03:04:05+00:00", "python")
+
+
+def test_loads_are_the_same_whenever_they_are_made_and_their_rates_share_the_machine() -> None:
+    loads = make_loads(TIMES, 10.0, 1)
+    assert loads == make_loads(TIMES, 10.0, 1)
+    assert loads != make_loads(TIMES, 10.0, 2)
+    assert len(loads) == len(WORKLOADS) * len(SHARES)
+    for low, high in zip(loads[::2], loads[1::2], strict=True):
+        assert high.rate_per_s / low.rate_per_s == pytest.approx(SHARES["high"] / SHARES["low"])
+        assert [shape.at_s for shape in high.shapes] == sorted(shape.at_s or 0.0 for shape in high.shapes)
+        assert high.slo.ttft_s
+        assert high.slo.itl_p99_s
+
+
+def test_a_long_prompt_among_chats_shares_nothing_with_them() -> None:
+    (load,) = [load for load in make_loads(TIMES, 30.0, 1) if load.name == "long prompt, high"]
+    keys = [piece.key for shape in load.shapes for piece in shape.pieces]
+    assert len(set(keys)) == len(keys)
+    assert max(shape.input_tokens for shape in load.shapes) == 1024
+
+
+def test_each_layout_simulates_a_load_to_its_end_and_agrees_with_itself() -> None:
+    load = make_loads(TIMES, 2.0, 1)[0]
+    for layout in LAYOUTS:
+        deployment = layout.deployment(TIMES, KV, 8192)
+        run = simulate(deployment, load.shapes).as_run()
+        found = compare(layout.name, load.name, load.slo, run, run)
+        assert [each.figure for each in found] == list(TOLD)
+        assert all(each.error == 0 for each in found)
+        assert all(math.isfinite(each.measured) for each in found)
+
+
+def test_a_server_of_a_layout_has_the_memory_and_chunks_that_are_simulated() -> None:
+    for layout in LAYOUTS:
+        deployment = layout.deployment(TIMES, KV, 8192)
+        arguments = " ".join(layout.arm(8192).arguments((), 65_536, 16))
+        assert f"--num-blocks {deployment.pools[0].num_blocks}" in arguments
+        budget = deployment.pools[0].scheduler.token_budget
+        assert (f"--token-budget {budget}" in arguments) == (budget is not None)
+        assert layout.threads(2) == (1 if len(deployment.pools) == 2 else 2)
+
+
+def compared(predicted: float, measured: float) -> Compared:
+    return Compared("1P1D", "chat, low", "p50 TTFT", predicted, measured)
+
+
+def test_errors_are_relative_to_what_was_measured() -> None:
+    assert compared(1.1, 1.0).error == pytest.approx(0.1)
+    assert compared(0.0, 0.0).error == 0
+    assert compared(0.1, 0.0).error == math.inf
+    found = errors_of([compared(1.1, 1.0), compared(0.8, 1.0), compared(1.0, 1.0)])
+    assert (found.median, found.worst, found.num) == (pytest.approx(0.1), pytest.approx(0.2), 3)
+    assert found.worst_one == compared(0.8, 1.0)
+
+
+def test_tables_tell_both_values_and_the_error() -> None:
+    found = [Compared("1P1D", "chat, low", name, 0.11, 0.1) for name in TOLD]
+    assert "| 1P1D | chat, low | 110.0 / 100.0 (+10%) |" in table(found)[2]
+    assert summary(found)[-1].startswith("| all | 5 | 10.0% |")
+
+
+def test_a_document_keeps_what_people_wrote_and_renews_what_was_measured() -> None:
+    found = [Compared("1P1D", "chat, low", name, 0.11, 0.1) for name in TOLD]
+    run = Run(started_at="", duration_s=1.0, requests=(), senders=(), settings={})
+    section = measured_section(FACTS, make_loads(TIMES, 2.0, 1), [run], found)
+    first = renewed("# Title\n\nWords.\n", section)
+    assert first.startswith("# Title\n\nWords.\n")
+    assert renewed(first + "More.\n", section) == first + "More.\n"
+    assert first.count(BEGIN) == first.count(END) == 1
+
+
+def test_a_folder_gives_back_what_was_put_in_and_says_what_it_lacks(tmp_path: Path) -> None:
+    folder = Folder(tmp_path / "measured")
+    with pytest.raises(ConfigError, match=r"facts.json.*--measure"):
+        folder.facts()
+    folder.make()
+    folder.save_facts(FACTS)
+    folder.save_profile(made_profile())
+    run = Run(started_at="now", duration_s=1.0, requests=(), senders=(), settings={"arm": "1P1D"})
+    folder.save_run("1P1D", "chat, low", run)
+    assert (folder.facts(), folder.profile(1), folder.run("1P1D", "chat, low")) == (
+        FACTS,
+        made_profile(),
+        run,
+    )
+    assert folder.has_profile(1)
+    assert not folder.has_profile(2)
+    assert not folder.has_run("1P1D", "chat, high")
+
+
+def test_the_program_says_what_it_lacks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == EXIT_SETTING
+    assert "--measure FOLDER" in capsys.readouterr().err
+    assert main(["--predict", str(tmp_path)]) == EXIT_SETTING
+    assert "facts.json" in capsys.readouterr().err
+
+
+def test_facts_survive_json() -> None:
+    assert msgspec.json.decode(msgspec.json.encode(FACTS), type=Facts) == FACTS
