@@ -15,8 +15,10 @@ _TRIES = 5
 
 @cache
 def this_cpu(num_threads: int) -> Device:
-    """One worker of so many threads, measured once: products in float32 and bfloat16 and reading memory as `bench.engine.ceilings`
-    measures them; as its link the rate at which one thread copies, which is the most that shared memory can do.
+    """One worker of so many threads, measured once in a process.
+
+    Products in float32 and bfloat16 and reading memory as `bench.engine.ceilings` measures them; as its link the rate
+    at which one thread copies, which is the most that shared memory can do.
 
     Raises:
         ConfigError: there are not so many cores.
