@@ -71,7 +71,7 @@ def test_overheads_are_told_apart() -> None:
         streams={count: run_of(streams(count)) for count in (1, 4, 16)},
         beside=run_of(beside),
     )
-    found = served_of(runs, TIMES, lambda num_tokens: LAST_LAYER_S)
+    found = served_of(runs, TIMES, lambda _: LAST_LAYER_S)
     assert found.steps == ServedSteps(*(pytest.approx(s) for s in (STEP_S, SEQUENCE_S, BUSY_S)))
     over = found.overheads
     assert over.request_s == pytest.approx(REQUEST_S)
