@@ -250,6 +250,28 @@ class WinLoseMap(msgspec.Struct, frozen=True, kw_only=True):
     """What each SLO of the cells is, in figures: "tight TTFT, loose ITL" → "TTFT 200 ms, ITL 100 ms"."""
 
 
+class GridCell(msgspec.Struct, frozen=True, kw_only=True):
+    """One cell of a grid: what it says, large and small, and how deep its colour is, from 0 to 1; None: pale, as what
+    is said was not measured. `is_best` marks it."""
+
+    x: int
+    y: int
+    large: str
+    small: str = ""
+    depth: float | None = None
+    is_best: bool = False
+
+
+class Grid(msgspec.Struct, frozen=True, kw_only=True):
+    """A heat map over two whole numbers, like numbers of workers. Places without a cell stay empty."""
+
+    title: str
+    x_name: str
+    y_name: str
+    cells: tuple[GridCell, ...]
+    note: str = ""
+
+
 class Table(msgspec.Struct, frozen=True, kw_only=True):
     """Anything else that is best read as a table, already in words. Columns but the first are aligned right if all of
     their cells begin with a digit or a sign."""
@@ -278,6 +300,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     output_checks: tuple[OutputCheck, ...] = ()
     curves: tuple[RateCurve, ...] = ()
     maps: tuple[WinLoseMap, ...] = ()
+    grids: tuple[Grid, ...] = ()
     tables: tuple[Table, ...] = ()
     num_other_runs: int = 0
     """Measured beside those of the arms, which hold no requests of them; likewise their requests."""

@@ -13,6 +13,7 @@ from pathlib import Path
 from twinpool import __version__
 from twinpool.bench.reports import sections
 from twinpool.bench.reports.charts import Series, arm_class, dashes, distribution_chart, rate_chart
+from twinpool.bench.reports.grid import grid_table
 from twinpool.bench.reports.heat_map import map_panels
 from twinpool.bench.reports.markup import Child, Markup, tag, text_of
 from twinpool.bench.reports.measured import Measured, measured
@@ -59,6 +60,7 @@ def page(report: Report, json_name: str = "") -> str:
         _section("Timeline", _timeline(report)),
         _section("Stages before the first token", sections.stage_table(arms)),
         _section("By length and group", sections.bucket_table(arms)),
+        *(_section(grid.title, grid_table(grid)) for grid in report.grids),
         *(_section(table.title, sections.plain_table(table)) for table in report.tables),
         _section("Answers that differ", sections.differences(report.output_checks)),
         _section("How requests ended", sections.ending_table(arms)),

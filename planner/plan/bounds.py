@@ -1,0 +1,235 @@
+"""What a layout serves at best, in closed form: rates that no schedule exceeds, to search where it is worth while.
+
+Steps are taken as full as settings, memory and objectives allow, prompts as reused as a cache without bounds could, and
+nothing ever waits: so each bound is an upper one for service times that grow no faster than their step's tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from twinpool.bench.serving.distributions import percentile
+from twinpool.bench.serving.slo import Slo
+from twinpool.config import Role, SchedulerConfig
+from twinpool.planner.plan.layouts import Fleet, Layout, WorkerKind
+from twinpool.planner.plan.traffic import Lengths
+from twinpool.planner.step_shape import StepShape, of_chunk, of_sequences, together
+from twinpool.planner.times.service_times import Overheads, ServiceTimes
+
+StepTime = Callable[[StepShape], float]
+_EXEMPT_SHARE = 0.01
+"""Of a request's gaps: an objective of its p99 lets so many be of any length."""
+
+
+class Limit(StrEnum):
+    """What keeps a pool from serving more."""
+
+    PREFILL = "the time of its prompts"
+    ITL = "the ITL objective"
+    KV = "its KV memory"
+    SLOTS = "--max-num-seqs"
+    BUDGET = "its token budget"
+    LINK = "its link"
+    NOTHING = "the time of one step"
+    """Not even one sequence meets the objective."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """The most requests per second that a pool serves, why no more, and how many sequences each of its workers then has
+    in steps of `step_s`."""
+
+    role: Role
+    rate_per_s: float
+    limit: Limit
+    num_sequences: int = 0
+    step_s: float = 0.0
+
+
+def bounds(fleet: Fleet, layout: Layout, lengths: Lengths, slo: Slo) -> tuple[Bound, ...]:
+    """Of each pool and, where KV travels, of its links."""
+    if not layout.is_split:
+        scheduler = fleet.deployment(layout).pools[0].scheduler
+        return (_colocated(fleet.kinds[layout.decode_tp], layout.colocated, scheduler, lengths, slo),)
+    prefill, decode = fleet.kinds[layout.prefill_tp], fleet.kinds[layout.decode_tp]
+    bytes_sent = round(lengths.input_tokens * fleet.kv.token_bytes)
+    transfer_s = prefill.times.transfer_s(bytes_sent)
+    num_links = min(layout.prefill, layout.decode)
+    link = Bound(Role.PREFILL, num_links / transfer_s if transfer_s else float("inf"), Limit.LINK)
+    return (
+        _prefill(prefill.times, layout.prefill, fleet.prefill, lengths),
+        _decode(decode, layout.decode, fleet.decode, lengths, slo),
+        link,
+    )
+
+
+def bound(fleet: Fleet, layout: Layout, lengths: Lengths, slo: Slo) -> Bound:
+    """The least of them."""
+    return min(bounds(fleet, layout, lengths, slo), key=lambda each: each.rate_per_s)
+
+
+def accelerator_seconds(fleet: Fleet, layout: Layout, lengths: Lengths, slo: Slo) -> tuple[float, float]:
+    """What a request takes of accelerators in prefill and in decode where steps are as full as they may be: how the
+    cost of colocated workers is shared out."""
+    kind = fleet.kinds[layout.decode_tp]
+    decode = _decode(kind, 1, fleet.decode, lengths, slo)
+    prefill = _prefill(fleet.kinds[layout.prefill_tp if layout.is_split else layout.decode_tp].times, 1,
+                       fleet.prefill, lengths)  # fmt: skip
+    prefill_tp = layout.prefill_tp if layout.is_split else layout.decode_tp
+    return prefill_tp / prefill.rate_per_s, layout.decode_tp / decode.rate_per_s if decode.rate_per_s else 0.0
+
+
+def ttft_floors_s(
+    step_s: StepTime, overheads: Overheads, token_budget: int, prompts: Iterable[tuple[int, int]]
+) -> list[float]:
+    """TTFT of each prompt alone on an idle worker, of which so many tokens are new and so many cached, ascending."""
+    extra = overheads
+    return sorted(
+        extra.request_s
+        + extra.prompt_token_s * (new + cached)
+        + extra.output_s
+        + _prompt_s(step_s, token_budget, new, cached)
+        for new, cached in prompts
+    )
+
+
+def itl_floors_s(step_s: StepTime, contexts: Iterable[int]) -> list[float]:
+    """The gaps of sequences of so many tokens, each alone on a worker, ascending."""
+    return sorted(step_s(of_sequences([length])) for length in contexts)
+
+
+def share_within(floors_s: Sequence[float], bound_s: float | None) -> float:
+    """Of them; all without a bound."""
+    if bound_s is None or not floors_s:
+        return 1.0
+    return sum(floor <= bound_s for floor in floors_s) / len(floors_s)
+
+
+def quantile_s(floors_s: Sequence[float], share: float) -> float:
+    """What that share of them is within."""
+    return percentile(floors_s, 100 * share)
+
+
+def _prompt_s(step_s: StepTime, token_budget: int, new: int, cached: int) -> float:
+    starts = range(0, new, token_budget)
+    return sum(step_s(of_chunk(min(token_budget, new - start), cached + start)) for start in starts)
+
+
+def _prompts(lengths: Lengths, num_tokens: float) -> StepShape:
+    """A step's part with so many prompt tokens."""
+    count = num_tokens / lengths.new_tokens
+    return StepShape(
+        num_chunks=max(1, round(count)),
+        prompt_tokens=round(num_tokens),
+        prompt_pairs=round(count * lengths.prompt_pairs),
+        prompt_context=round(count * lengths.input_tokens),
+    )
+
+
+def _prefill(times: ServiceTimes, count: int, scheduler: SchedulerConfig, lengths: Lengths) -> Bound:
+    tokens = scheduler.token_budget or 0
+    best, step_s = 0.0, 0.0
+    while tokens >= 1:
+        seconds = times.step_s(_prompts(lengths, tokens))
+        if tokens / seconds > best:
+            best, step_s = tokens / seconds, seconds
+        tokens //= 2
+    return Bound(Role.PREFILL, count * best / lengths.new_tokens, Limit.PREFILL, step_s=step_s)
+
+
+def _gap_bound_s(slo: Slo) -> float:
+    """What a typical gap must keep."""
+    given = [each for each in (slo.itl_p99_s, slo.tpot_s) if each is not None]
+    return min(given, default=float("inf"))
+
+
+def _fit_in_memory(kind: WorkerKind, lengths: Lengths) -> int:
+    """Sequences of average context that the pool holds; the last block of each is half full."""
+    per_sequence = lengths.context + kind.capacity.layout.block_size / 2
+    return int(kind.capacity.num_tokens / per_sequence)
+
+
+def _decode(kind: WorkerKind, count: int, scheduler: SchedulerConfig, lengths: Lengths, slo: Slo) -> Bound:
+    def step_s(sequences: int) -> float:
+        return kind.times.step_s(_running(lengths, sequences))
+
+    in_memory = _fit_in_memory(kind, lengths)
+    most = min(in_memory, scheduler.max_num_seqs)
+    gap_s = _gap_bound_s(slo)
+    found = _most(most, lambda sequences: step_s(sequences) <= gap_s)
+    if found < most:
+        limit = Limit.ITL if found else Limit.NOTHING
+    else:
+        limit = Limit.KV if in_memory <= scheduler.max_num_seqs else Limit.SLOTS
+    if not found or not lengths.steps:
+        rate = 0.0 if not found else float("inf")
+        return Bound(Role.DECODE, rate, limit)
+    seconds = step_s(found)
+    return Bound(Role.DECODE, count * found / seconds / lengths.steps, limit, found, seconds)
+
+
+def _colocated(kind: WorkerKind, count: int, scheduler: SchedulerConfig, lengths: Lengths, slo: Slo) -> Bound:
+    """The better of two ways: prompts in every step, within the objective; or, where that is of the p99 of gaps, in
+    one step of a hundred, whose length does not count then."""
+    each = [_mixed(kind, scheduler, lengths, _gap_bound_s(slo), 1.0)]
+    if slo.itl_p99_s is not None and slo.tpot_s is None:
+        each.append(_mixed(kind, scheduler, lengths, slo.itl_p99_s, _EXEMPT_SHARE))
+    best = max(each, key=lambda found: found.rate_per_s)
+    return replace(best, rate_per_s=count * best.rate_per_s)
+
+
+def _mixed(
+    kind: WorkerKind, scheduler: SchedulerConfig, lengths: Lengths, gap_s: float, share: float
+) -> Bound:
+    """Of one worker. A step has B sequences, and a `share` of the steps have the prompts of those that replace the ones
+    which end meanwhile."""
+    per_sequence = lengths.new_tokens / max(1.0, lengths.steps) / share
+    budget = scheduler.token_budget or 0
+    step_s = kind.times.step_s
+
+    def with_prompts_s(sequences: int) -> float:
+        prompts = _prompts(lengths, sequences * per_sequence)
+        return step_s(together(_running(lengths, sequences), prompts))
+
+    def counts_s(sequences: int) -> float:
+        return with_prompts_s(sequences) if share == 1 else step_s(_running(lengths, sequences))
+
+    in_memory = _fit_in_memory(kind, lengths)
+    in_budget = int(budget / (1 + per_sequence))
+    most = min(in_memory, in_budget, scheduler.max_num_seqs)
+    found = _most(most, lambda sequences: counts_s(sequences) <= gap_s)
+    limit = (
+        Limit.ITL if found < most else {in_memory: Limit.KV, in_budget: Limit.BUDGET}.get(most, Limit.SLOTS)
+    )
+    if not found:
+        return _one_sequence(step_s, budget, lengths, gap_s, share)
+    seconds = share * with_prompts_s(found) + (1 - share) * step_s(_running(lengths, found))
+    return Bound(Role.COLOCATED, found / seconds / max(1.0, lengths.steps), limit, found, seconds)
+
+
+def _one_sequence(step_s: StepTime, budget: int, lengths: Lengths, gap_s: float, share: float) -> Bound:
+    """Where the prompts that one sequence's share of time must take do not fit beside it: as many as fit."""
+    alone = _running(lengths, 1)
+    if share < 1 or step_s(alone) > gap_s:
+        return Bound(Role.COLOCATED, 0.0, Limit.NOTHING)
+    tokens = _most(budget - 1, lambda count: step_s(together(alone, _prompts(lengths, count))) <= gap_s)
+    if not tokens:
+        return Bound(Role.COLOCATED, 0.0, Limit.NOTHING)
+    seconds = step_s(together(alone, _prompts(lengths, tokens)))
+    limit = Limit.BUDGET if tokens == budget - 1 else Limit.ITL
+    return Bound(Role.COLOCATED, tokens / seconds / lengths.new_tokens, limit, 1, seconds)
+
+
+def _running(lengths: Lengths, sequences: int) -> StepShape:
+    return StepShape(num_sequences=sequences, context_tokens=round(sequences * lengths.context))
+
+
+def _most(most: int, holds: Callable[[int], bool]) -> int:
+    """The largest number up to `most` that holds, 0 if none does; whoever holds, so does any smaller one."""
+    low, high = 0, most + 1
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if holds(middle) else (low, middle)
+    return low

@@ -1,0 +1,118 @@
+"""What binds a layout, found by changing one thing at a time: a worker more, memory more, an objective less."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from twinpool.bench.reports.model import Interval
+from twinpool.bench.serving.slo import Slo
+from twinpool.config import Role
+from twinpool.planner.deployment import Deployment
+from twinpool.planner.plan.experiments import Setting
+from twinpool.planner.plan.layouts import Layout
+from twinpool.planner.plan.rates import change_of
+from twinpool.planner.plan.study import Study
+
+MORE = 1.25
+"""Of KV memory, or of what an objective allows."""
+REPLICATIONS = 3
+LEAST_CHANGE = 0.01
+"""A smaller one changes nothing that matters, however sure it is."""
+
+
+class Change(StrEnum):
+    """What is changed."""
+
+    PREFILL = "one more prefill worker"
+    DECODE = "one more decode worker"
+    COLOCATED = "one more worker"
+    TO_PREFILL = "a decode worker made a prefill worker"
+    TO_DECODE = "a prefill worker made a decode worker"
+    KV = "a quarter more KV memory"
+    ITL = "a quarter more ITL allowed"
+    TTFT = "a quarter more TTFT allowed"
+
+
+@dataclass(frozen=True, slots=True)
+class Effect:
+    """What a change does to the highest rate, relatively (None: not known). `layout` is what it makes, if another."""
+
+    change: Change
+    capacity: Interval | None
+    layout: str = ""
+
+    @property
+    def shown(self) -> float:
+        """The effect as far as it is shown: 0 if the interval holds 0, or it is too small to matter."""
+        if self.capacity is None or not self.capacity.excludes(0.0):
+            return 0.0
+        return self.capacity.estimate if abs(self.capacity.estimate) >= LEAST_CHANGE else 0.0
+
+
+def perturb(study: Study, layout: Layout, found: list[Effect]) -> None:
+    """Adds the effect of each change to `found`, as they come. The layout's own rates must be sure."""
+    own = study.setting(layout)
+    slo = study.question.slo
+    for change in _changes(layout):
+        match change:
+            case Change.KV:
+                setting = replace(own, name=f"{own.name}, KV × {MORE:g}", deployment=_with_kv(own.deployment))
+                found.append(_effect(study, layout, change, setting, slo))
+            case Change.ITL:
+                if slo.itl_p99_s is not None or slo.tpot_s is not None:
+                    looser = _looser(slo, "itl_p99_s", "tpot_s")
+                    found.append(_effect(study, layout, change, own, looser))
+            case Change.TTFT:
+                if slo.ttft_s is not None:
+                    found.append(_effect(study, layout, change, own, _looser(slo, "ttft_s")))
+            case _:
+                other = _changed(layout, change)
+                if other is not None:
+                    deployment = study.fleet.deployment(other)
+                    setting = Setting(other.name, deployment, own.traffic, own.num_requests)
+                    found.append(replace(_effect(study, layout, change, setting, slo), layout=other.name))
+
+
+def _changes(layout: Layout) -> Sequence[Change]:
+    if layout.is_split:
+        return tuple(change for change in Change if change is not Change.COLOCATED)
+    return (Change.COLOCATED, Change.KV, Change.ITL, Change.TTFT)
+
+
+def _changed(layout: Layout, change: Change) -> Layout | None:
+    made: dict[Change, Callable[[], Layout | None]] = {
+        Change.PREFILL: lambda: layout.changed(prefill=1),
+        Change.DECODE: lambda: layout.changed(decode=1),
+        Change.COLOCATED: lambda: layout.changed(colocated=1),
+        Change.TO_PREFILL: lambda: layout.changed(prefill=1, decode=-1),
+        Change.TO_DECODE: lambda: layout.changed(prefill=-1, decode=1),
+    }
+    is_swap = change in (Change.TO_PREFILL, Change.TO_DECODE)
+    if is_swap and layout.prefill_tp != layout.decode_tp:
+        return None
+    return made[change]()
+
+
+def _effect(study: Study, layout: Layout, change: Change, setting: Setting, slo: Slo) -> Effect:
+    before = study.sure[layout][:REPLICATIONS]
+    after = [
+        study.lab.capacity(setting, slo, replication, start).rate if start > 0 else 0.0
+        for replication, start in enumerate(before)
+    ]
+    return Effect(change, change_of(before, after, study.question.confidence))
+
+
+def _with_kv(deployment: Deployment) -> Deployment:
+    """With more blocks where sequences generate."""
+    pools = tuple(
+        pool if pool.role is Role.PREFILL else replace(pool, num_blocks=int(pool.num_blocks * MORE))
+        for pool in deployment.pools
+    )
+    return replace(deployment, pools=pools)
+
+
+def _looser(slo: Slo, *names: str) -> Slo:
+    values = {name: getattr(slo, name) for name in Slo.__struct_fields__}
+    return Slo(**{name: v * MORE if name in names and v is not None else v for name, v in values.items()})

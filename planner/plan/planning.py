@@ -1,0 +1,151 @@
+"""From a question to a plan: the phases in their order, and what they come to, also if they were interrupted."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from twinpool.bench.reports.words import percent
+from twinpool.planner.plan.experiments import Setting, Simulate
+from twinpool.planner.plan.layouts import Fleet, Layout
+from twinpool.planner.plan.perturbing import REPLICATIONS, Effect, perturb
+from twinpool.planner.plan.result import Case
+from twinpool.planner.plan.study import Question, Study
+from twinpool.planner.times.floor import refuse_faster_plan
+
+UNSAID_USE = 0.8
+"""Of the capacity: the rate that cases are told at where nobody said one."""
+_MORE_TRAFFIC, _LONGER_PROMPTS = 0.2, 1.2
+
+
+@dataclass(slots=True)
+class Planning:
+    """A plan in the making. `run` may be interrupted by Ctrl-C; `plan` tells what is known by then."""
+
+    question: Question
+    fleet: Fleet
+    simulate: Simulate
+    model: str = ""
+    price_per_hour: float | None = None
+    say: Callable[[str], None] = lambda _: None
+    study: Study = field(init=False)
+    recommended: Layout | None = None
+    finalists: list[Layout] = field(default_factory=list)
+    effects: list[Effect] = field(default_factory=list)
+    cases: list[Case] = field(default_factory=list)
+    was_interrupted: bool = False
+
+    def __post_init__(self) -> None:
+        """Raises ConfigError if no layout can do it."""
+        self.study = Study(self.question, self.fleet, self.simulate, self.say)
+
+    def run(self) -> None:
+        """All phases, or those until Ctrl-C.
+
+        Raises:
+            AboveRoofline: what was found is beyond the hardware's data sheet.
+        """
+        study = self.study
+        try:
+            study.survey(self.question.budget)
+            self.recommended = study.best(study.rough)
+            size = study.fewest()
+            self.finalists = study.finalists(size)
+            study.confirm(self.finalists)
+            self.recommended = study.best(self.finalists) or self.recommended
+            if self.recommended is not None and self.recommended in study.sure:
+                perturb(study, self.recommended, self.effects)
+                self._stress(self.recommended)
+            self._fill()
+        except KeyboardInterrupt:
+            self.was_interrupted = True
+            self.recommended = study.best(study.sure) or study.best(study.rough)
+        self._hold_against_roofline()
+
+    def _stress(self, layout: Layout) -> None:
+        """The traffic, more and less of it, longer prompts, and each role without one of its workers."""
+        rate, own = self.rate(layout), self.study.setting(layout)
+        longer = self.question.traffic.longer(_LONGER_PROMPTS)
+        more = percent(_MORE_TRAFFIC)
+        self._case("the traffic", own, rate)
+        self._case(f"{more} more traffic", own, rate * (1 + _MORE_TRAFFIC))
+        self._case(f"{more} less traffic", own, rate * (1 - _MORE_TRAFFIC))
+        self._case(
+            f"prompts {percent(_LONGER_PROMPTS - 1)} longer",
+            Setting(own.name, own.deployment, longer, own.num_requests),
+            rate,
+        )
+        roles = ("prefill", "decode") if layout.is_split else ("colocated",)
+        for role in roles:
+            less = layout.changed(**{role: -1})
+            name = f"one {role} worker lost"
+            if less is None:
+                note = f"no {role} worker is left: nothing is served until it is back"
+                self.cases.append(Case(name=name, rate=rate, note=note))
+            else:
+                deployment = self.fleet.deployment(less)
+                self._case(name, Setting(less.name, deployment, own.traffic, own.num_requests), rate)
+
+    def _case(self, name: str, setting: Setting, rate: float) -> None:
+        replications = range(min(REPLICATIONS, self.question.replications))
+        found = self.study.lab.point(setting, self.question.slo, rate, replications)
+        self.cases.append(
+            Case(
+                name=name,
+                rate=rate,
+                attainment=found.attainment,
+                least_attainment=found.least_attainment,
+                holds=found.attainment >= self.question.attainment,
+                ttft_p50_s=_finite(found.ttft_p50_s),
+                ttft_p99_s=_finite(found.ttft_p99_s),
+                itl_p99_s=_finite(found.itl_p99_s),
+            )
+        )
+
+    def rate(self, layout: Layout) -> float:
+        """The rate that the layout is asked to serve."""
+        said = self.question.traffic.rate_per_s
+        return UNSAID_USE * (self.study.rate(layout) or 0.0) if said is None else said
+
+    def _fill(self) -> None:
+        """Further layouts of the map, the nearest to the best first, for the effort that is left."""
+        for layout in self.map_layouts():
+            if self.study.lab.num_left <= 0:
+                return
+            if layout in self.study.layouts(layout.num_accelerators):
+                self.study.rough_rate(layout)
+
+    def map_layouts(self) -> list[Layout]:
+        """All splits of the best one's TP degrees within the budget, the nearest to it first."""
+        best = self.study.best(layout for layout in self.study.rough if layout.is_split)
+        if best is None:
+            return []
+        found = [
+            Layout(prefill, decode, 0, best.prefill_tp, best.decode_tp)
+            for prefill in range(1, self.question.budget + 1)
+            for decode in range(1, self.question.budget + 1)
+        ]
+        within = [layout for layout in found if layout.num_accelerators <= self.question.budget]
+        return sorted(
+            within, key=lambda each: (abs(each.prefill - best.prefill) + abs(each.decode - best.decode), each)
+        )
+
+    def _hold_against_roofline(self) -> None:
+        study, lengths = self.study, self.study.lengths
+        for layout in study.rough:
+            floors = [self.fleet.kinds[degree].floor for degree in (layout.prefill_tp, layout.decode_tp)]
+            for floor in floors[:1] if None not in floors else ():
+                assert floor is not None
+                refuse_faster_plan(
+                    self.question.attainment * (study.rate(layout) or 0.0),
+                    layout.num_accelerators,
+                    floor,
+                    prompt_tokens=lengths.input_tokens,
+                    output_tokens=lengths.output_tokens,
+                    cached_tokens=lengths.input_tokens - lengths.new_tokens,
+                )
+
+
+def _finite(seconds: float) -> float | None:
+    return seconds if math.isfinite(seconds) else None

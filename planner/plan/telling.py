@@ -1,0 +1,270 @@
+"""What a planning has come to, as a `Plan`: rows, costs and sentences."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from twinpool.bench.reports.model import Interval
+from twinpool.bench.reports.words import number, percent, signed_percent
+from twinpool.planner.plan.bounds import accelerator_seconds
+from twinpool.planner.plan.capacity import GIB
+from twinpool.planner.plan.cost import RequestWork, cost
+from twinpool.planner.plan.layouts import Layout
+from twinpool.planner.plan.planning import Planning
+from twinpool.planner.plan.result import Case, CostRow, EffectRow, Memory, Plan, Planned, TrafficFacts
+from twinpool.planner.plan.words import compared, constraint
+
+
+def plan_of(planning: Planning) -> Plan:
+    """All that is known, also if the planning was interrupted."""
+    question, study, layout = planning.question, planning.study, planning.recommended
+    bounds = () if layout is None else study.all_bounds(layout)
+    binds = None if layout is None else constraint(layout.is_split, planning.effects, bounds)
+    effects = (
+        EffectRow(
+            change=effect.change.value,
+            layout=effect.layout,
+            capacity=effect.capacity,
+            is_shown=bool(effect.shown),
+        )
+        for effect in planning.effects
+    )
+    return Plan(
+        model=planning.model,
+        times=tuple(dict.fromkeys(kind.times.name for kind in planning.fleet.kinds.values())),
+        slo=str(question.slo),
+        attainment=question.attainment,
+        budget=question.budget,
+        confidence=question.confidence,
+        seed=question.seed,
+        traffic=_traffic(planning),
+        memory=tuple(_memory(planning)),
+        layouts=tuple(_planned(planning)),
+        recommended=None if layout is None else layout.name,
+        serves=None if layout is None else _serves(planning, layout),
+        headroom=None if layout is None else _headroom(planning, layout),
+        split_over_colocated=_split_over_colocated(planning),
+        binding_pool="" if binds is None or binds.pool is None else binds.pool.value,
+        binding_reason="" if binds is None else binds.reason,
+        effects=tuple(effects),
+        cases=tuple(planning.cases),
+        price_per_hour=planning.price_per_hour,
+        costs=() if layout is None else tuple(_costs(planning, layout)),
+        findings=tuple(_findings(planning, "" if binds is None else binds.words)),
+        num_simulations=study.lab.num_simulations,
+        num_simulated_requests=study.lab.num_requests,
+        requests_per_simulation=0 if layout is None else study.num_requests(layout.num_accelerators),
+        was_interrupted=planning.was_interrupted,
+    )
+
+
+def _traffic(planning: Planning) -> TrafficFacts:
+    traffic, lengths = planning.question.traffic, planning.study.lengths
+    return TrafficFacts(
+        name=traffic.name,
+        num_requests=len(traffic.shapes),
+        rate_per_s=traffic.rate_per_s,
+        input_tokens=lengths.input_tokens,
+        output_tokens=lengths.output_tokens,
+        reused_share=lengths.reused_share,
+        longest=lengths.longest,
+    )
+
+
+def _memory(planning: Planning) -> Iterator[Memory]:
+    lengths, longest = planning.study.lengths, planning.fleet.max_model_len
+    typical = lengths.median_input + lengths.median_output
+    for degree, kind in sorted(planning.fleet.kinds.items()):
+        capacity = kind.capacity
+        yield Memory(
+            tensor_parallel=degree,
+            usable_gib=capacity.usable_bytes / GIB,
+            weights_gib=capacity.weight_bytes / GIB,
+            kv_gib=capacity.kv_bytes / GIB,
+            num_blocks=capacity.num_blocks,
+            num_tokens=capacity.num_tokens,
+            typical_tokens=typical,
+            typical_sequences=capacity.num_sequences(typical),
+            longest_tokens=longest,
+            longest_sequences=capacity.num_sequences(longest),
+        )
+
+
+def _planned(planning: Planning) -> Iterator[Planned]:
+    """Those that were simulated, the best first, then the rest of the map."""
+    study = planning.study
+    yield from (
+        _row(planning, layout)
+        for layout in sorted(study.rough, key=lambda each: (-(study.rate(each) or 0.0), each))
+    )
+    for layout in planning.map_layouts():
+        if layout not in study.rough and layout in study.layouts(layout.num_accelerators):
+            yield _row(planning, layout)
+
+
+def _row(planning: Planning, layout: Layout) -> Planned:
+    bound = planning.study.bound(layout)
+    rate = _rate(planning, layout)
+    share = planning.question.attainment / layout.num_accelerators
+    return Planned(
+        name=layout.name,
+        prefill=layout.prefill,
+        decode=layout.decode,
+        colocated=layout.colocated,
+        prefill_tp=layout.prefill_tp,
+        decode_tp=layout.decode_tp,
+        token_budget=layout.token_budget,
+        num_accelerators=layout.num_accelerators,
+        bound_per_s=bound.rate_per_s,
+        bound_by=f"{bound.role.value}: {bound.limit.value}",
+        rate=rate,
+        goodput_per_accelerator=None if rate is None else _scaled(rate, share),
+        num_replications=len(planning.study.sure.get(layout, ())),
+    )
+
+
+def _rate(planning: Planning, layout: Layout) -> Interval | None:
+    """The highest rate, as well as it is known."""
+    rough = planning.study.rough.get(layout)
+    return planning.study.interval(layout) or (None if rough is None else Interval(rough))
+
+
+def _serves(planning: Planning, layout: Layout) -> bool | None:
+    wanted = planning.question.traffic.rate_per_s
+    return None if wanted is None else planning.study.serves(layout, wanted)
+
+
+def _headroom(planning: Planning, layout: Layout) -> Interval | None:
+    wanted, rate = planning.question.traffic.rate_per_s, _rate(planning, layout)
+    if wanted is None or rate is None:
+        return None
+    found = _scaled(rate, 1 / wanted)
+    return Interval(
+        found.estimate - 1,
+        None if found.low is None else found.low - 1,
+        None if found.high is None else found.high - 1,
+    )
+
+
+def _costs(planning: Planning, layout: Layout) -> Iterator[CostRow]:
+    """At the traffic's rate and at the capacity. All accelerators are paid for, whatever they do: of split pools each
+    bears its own tokens, colocated ones share by what prompts and decode steps take."""
+    study, price = planning.study, planning.price_per_hour
+    capacity = study.rate(layout) or 0.0
+    if price is None or capacity <= 0:
+        return
+    if layout.is_split:
+        prefill, decode = float(layout.prefill * layout.prefill_tp), float(layout.decode * layout.decode_tp)
+    else:
+        prefill, decode = accelerator_seconds(planning.fleet, layout, study.lengths, planning.question.slo)
+    whole = layout.num_accelerators / capacity / (prefill + decode)
+    work = RequestWork(prefill * whole, decode * whole)
+    wanted = planning.question.traffic.rate_per_s
+    rates = {"at capacity": capacity}
+    if wanted is not None and wanted < capacity:
+        rates = {"at the traffic's rate": wanted, **rates}
+    for name, rate in rates.items():
+        use = rate / capacity
+        found = cost(price, work, study.lengths.input_tokens, study.lengths.output_tokens, use)
+        yield CostRow(
+            name=name,
+            rate=rate,
+            use=use,
+            per_request=found.per_request,
+            per_thousand_requests=found.per_thousand_requests,
+            per_million_input=found.per_million_input,
+            per_million_output=found.per_million_output,
+        )
+
+
+def _best_of_both(planning: Planning) -> tuple[Layout | None, Layout | None]:
+    study, finalists = planning.study, planning.finalists
+    split = study.best(layout for layout in finalists if layout.is_split)
+    return split, study.best(layout for layout in finalists if not layout.is_split)
+
+
+def _split_over_colocated(planning: Planning) -> Interval | None:
+    split, colocated = _best_of_both(planning)
+    return None if split is None or colocated is None else planning.study.difference(colocated, split)
+
+
+def _findings(planning: Planning, binds: str) -> Iterator[str]:
+    layout = planning.recommended
+    if layout is None:
+        yield (
+            "Interrupted before a layout was simulated."
+            if planning.was_interrupted
+            else "No layout meets the objectives at any rate that was tried: loosen --slo, or take faster accelerators."
+        )
+        return
+    yield _verdict(planning, layout)
+    split, colocated = _best_of_both(planning)
+    if split is not None and colocated is not None:
+        yield compared(split.name, colocated.name, _split_over_colocated(planning))
+    elif not any(each.is_split for each in planning.study.rough):
+        yield _why_no_split(planning)
+    if binds:
+        yield binds
+    for case in planning.cases:
+        if not case.holds:
+            yield f"With {case.name}: {_case_words(case)}."
+    yield from _notes(planning, layout)
+
+
+def _verdict(planning: Planning, layout: Layout) -> str:
+    question, count = planning.question, layout.num_accelerators
+    rate = planning.study.rate(layout) or 0.0
+    wanted = question.traffic.rate_per_s
+    serves = (
+        f"{layout.name} serves {number(rate)} requests/s with {question.attainment:.0%} within {question.slo}"
+    )
+    if wanted is None:
+        return f"{serves}: the most that was found with {count} accelerators."
+    if rate >= wanted:
+        headroom = signed_percent(rate / wanted - 1)
+        return (
+            f"{serves}; the traffic is {number(wanted)}: {headroom} headroom with {count} accelerators, the fewest "
+            "that were found to serve it."
+        )
+    needed = math.ceil(count * wanted / rate) if rate else 0
+    remedy = f"; some {needed} would (--budget {needed})" if needed else ""
+    return f"{serves}, and the traffic is {number(wanted)}: too much for {count} accelerators{remedy}."
+
+
+def _why_no_split(planning: Planning) -> str:
+    if not planning.fleet.can_split:
+        return "No split was tried: the profile has no transfers, so nobody knows what moving KV takes."
+    fewest = 2 * min(planning.fleet.kinds)
+    if planning.question.budget < fewest:
+        return f"No split was tried: it takes {fewest} accelerators at least (--budget {fewest})."
+    return "No split meets the objectives."
+
+
+def _notes(planning: Planning, layout: Layout) -> Iterator[str]:
+    study, size = planning.study, layout.num_accelerators
+    wanted, had = study.num_wanted(size), study.num_requests(size)
+    if had < wanted:
+        effort = math.ceil(planning.question.effort * wanted / had / 10_000) * 10_000
+        yield (
+            f"Each simulation had {had:,} requests, {percent(had / wanted)} of what it takes to see queues that grow "
+            f"slowly, so rates may be too high; --effort {effort} has them all."
+        )
+    if planning.was_interrupted:
+        yield "Interrupted: this is what was known by then."
+
+
+def _case_words(case: Case) -> str:
+    if case.attainment is None:
+        return case.note
+    return (
+        f"{percent(case.attainment)} of the requests within the objectives at {number(case.rate)} requests/s"
+    )
+
+
+def _scaled(interval: Interval, factor: float) -> Interval:
+    return Interval(
+        interval.estimate * factor,
+        None if interval.low is None else interval.low * factor,
+        None if interval.high is None else interval.high * factor,
+    )
