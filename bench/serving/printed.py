@@ -98,7 +98,7 @@ def _metric(name: str, result: Mapping[str, Any]) -> Iterator[str]:
 
 def _from_intended(cohort: Cohort, run: Run) -> Iterator[str]:
     """What vLLM's table leaves out: latencies from a request's own time of arrival, which a closed loop has not."""
-    if not any(sender.send_lags_s for sender in run.senders):
+    if run.senders and not any(sender.send_lags_s for sender in run.senders):
         return
     if cohort.ttft_from_intended is None or cohort.e2e_from_intended is None:
         return
@@ -135,6 +135,8 @@ def _stages(cohort: Cohort, run: Run) -> Iterator[str]:
 
 
 def _generator(run: Run) -> Iterator[str]:
+    if not run.senders:
+        return  # simulated: there was none
     yield _title("The load generator itself")
     lags_s = [lag for sender in run.senders for lag in sender.send_lags_s]
     if lags_s:
@@ -163,7 +165,8 @@ def _words(run: Run, summary: Summary, faults: Sequence[str]) -> Iterator[str]:
         yield f"{cohort.num_miscounted} requests' chunks hold another number of tokens than the server says"
     if (found := agreement(run)) is not None and found.is_partial:
         yield found.words()
-    yield _prefix_cache(run)
+    if run.senders:
+        yield _prefix_cache(run)
     yield from _errors(run)
     for warning in load_warnings(run):
         yield f"WARNING: {warning}"

@@ -1,5 +1,5 @@
 """The `twinpool` command: `serve`, `worker`, `join-token`, `api-key`, `chat`, `doctor`, `kv-size`, `metrics`, `fetch`,
-`bench`, `compare`, `report`, `profile`.
+`bench`, `compare`, `report`, `profile`, `simulate`.
 
 This module only dispatches; each command is a module of `twinpool.commands` with `add_parser` and `run`.
 """
@@ -32,6 +32,7 @@ COMMANDS = (
     "sweep",
     "report",
     "profile",
+    "simulate",
 )
 
 

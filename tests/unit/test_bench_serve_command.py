@@ -19,11 +19,11 @@ from twinpool.commands.bench_serve import (
     _check_clients,
     _check_flags,
     _check_window,
-    _counts,
     _load_settings,
     add_part,
     command_shown,
 )
+from twinpool.commands.results import accelerators
 from twinpool.errors import ConfigError
 
 
@@ -88,9 +88,9 @@ def test_flags_that_cannot_be_are_refused_before_a_load(
 
 @pytest.mark.parametrize("value", ["decode=0", "decode=x", "total=2", "decode"])
 def test_accelerators_are_counted_by_pool(value: str) -> None:
-    assert _counts(["prefill=1", "decode=2"]) == {"prefill": 1, "decode": 2}
+    assert accelerators(["prefill=1", "decode=2"]) == {"prefill": 1, "decode": 2}
     with pytest.raises(ConfigError, match="--accelerators is"):
-        _counts([value])
+        accelerators([value])
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,7 @@ from twinpool.commands.bench_serve_flags import (
 from twinpool.commands.chat import API_KEY_VARIABLE
 from twinpool.commands.dataset_flags import add_dataset_flags, dataset_settings, load_tokenizer
 from twinpool.commands.flags import one_of, parse_cores
+from twinpool.commands.results import accelerators, check_result_flags, names, pairs, percentiles, write
 from twinpool.config import require
 from twinpool.errors import ConfigError
 
@@ -86,7 +87,7 @@ def run(args: argparse.Namespace) -> int:
 
     slo = parse_goodput(args.goodput)
     _check_flags(args)
-    metadata, accelerators = _pairs("--metadata", args.metadata), _counts(args.accelerators)
+    metadata, counts = pairs("--metadata", args.metadata), accelerators(args.accelerators)
     facts = asyncio.run(_facts(args))
     dataset = dataset_settings(args)
     if dataset.max_model_len is None:
@@ -109,17 +110,17 @@ def run(args: argparse.Namespace) -> int:
         print("interrupted before a request was sent", file=sys.stderr)
         return EXIT_INTERRUPTED
     if args.save_records is not None:  # first: whatever is said of them, they are all that the load brought
-        _write(args.save_records, encode_run(seen))
+        write(args.save_records, encode_run(seen))
     window, window_fault = window_of(seen, WindowKind(args.window), args.warm_up)
-    summary = summarize(seen, slo, window, accelerators=accelerators)
+    summary = summarize(seen, slo, window, accelerators=counts)
     is_paced = pacing.is_open and pacing.process != "burst"
     faults = generator_faults(seen, is_paced=is_paced)
     result = result_json(
         seen,
         summary,
         metadata=metadata,
-        percentile_metrics=_names(args.percentile_metrics),
-        metric_percentiles=_percentiles(args.metric_percentiles),
+        percentile_metrics=names(args.percentile_metrics),
+        metric_percentiles=percentiles(args.metric_percentiles),
         is_detailed=args.save_detailed,
     )
     is_valid = not faults and not window_fault
@@ -129,7 +130,7 @@ def run(args: argparse.Namespace) -> int:
     }  # fmt: skip
     path = _result_path(args, seen) if args.save_result or args.save_detailed else None
     if path is not None:  # before it is printed, as nobody may read that
-        _write(path, (json.dumps(result) + "\n").encode())
+        write(path, (json.dumps(result) + "\n").encode())
     print(printed(result, seen, summary, faults))
     if window_fault:
         print(f"NOT A RESULT: {window_fault}; the figures are of all requests")
@@ -221,7 +222,7 @@ def _load_settings(
         path=args.endpoint or "",
         kind=kind,
         api_key=_api_key(args),
-        headers=tuple(f"{key}: {value}" for key, value in _pairs("--header", args.header).items()),
+        headers=tuple(f"{key}: {value}" for key, value in pairs("--header", args.header).items()),
         max_concurrency=args.max_concurrency,
         num_clients=args.num_clients,
         limit_s=args.timeout,
@@ -309,37 +310,10 @@ def _check_clients(args: argparse.Namespace, requests: Sequence[PlannedRequest],
         )
 
 
-def _percentiles(text: str) -> list[float]:
-    allowed = "numbers from 0 to 100, like 50,90,99"
-    try:
-        percents = [float(part) for part in _names(text)]
-    except ValueError as exc:
-        raise ConfigError(f"--metric-percentiles is {text!r}; allowed: {allowed}") from exc
-    require("--metric-percentiles", text, all(0 <= percent <= 100 for percent in percents), allowed)
-    return percents
-
-
-def _names(text: str) -> list[str]:
-    return [name for name in text.split(",") if name]
-
-
 def _check_flags(args: argparse.Namespace) -> None:
     """First: what is wrong is told before minutes are spent."""
-    from twinpool.bench.serving.result import PERCENTILE_METRICS
-
     require("--num-warmups", args.num_warmups, args.num_warmups >= 0, "0 or more")
-    _percentiles(args.metric_percentiles)
-    names = set(_names(args.percentile_metrics))
-    allowed = f"names among {', '.join(PERCENTILE_METRICS)}, separated by commas"
-    require("--percentile-metrics", args.percentile_metrics, names <= set(PERCENTILE_METRICS), allowed)
-    folder, name = args.result_dir or Path(), args.result_filename
-    require("--result-dir", str(folder), folder.is_dir(), "a folder that exists")
-    for flag, file in (
-        ("--result-filename", None if name is None else folder / name),
-        ("--save-records", args.save_records),
-    ):
-        is_writable = file is None or (file.absolute().parent.is_dir() and not file.is_dir())
-        require(flag, str(file), is_writable, "a file in a folder that exists")
+    check_result_flags(args)
 
 
 def _result_path(args: argparse.Namespace, run: Run) -> Path:
@@ -353,25 +327,3 @@ def _result_path(args: argparse.Namespace, run: Run) -> Path:
     date = datetime.fromisoformat(run.started_at).strftime("%Y%m%d-%H%M%S")
     label = str(args.label or args.backend).replace("/", "-")
     return folder / f"{label}-{rate}qps{concurrency}-{model}-{date}.json"
-
-
-def _write(path: Path, data: bytes) -> None:
-    try:
-        path.write_bytes(data)
-    except OSError as exc:
-        raise ConfigError(f"{path} cannot be written: {exc.strerror}") from exc
-
-
-def _pairs(flag: str, values: list[str]) -> dict[str, str]:
-    """KEY=VALUE pairs. Raises ConfigError."""
-    for value in values:
-        require(flag, value, "=" in value[1:], "pairs like KEY=VALUE")
-    return {key: value for key, _, value in (text.partition("=") for text in values)}
-
-
-def _counts(values: list[str]) -> dict[str, int]:
-    pairs = _pairs("--accelerators", values)
-    for pool, count in pairs.items():
-        is_good = count.isdecimal() and int(count) >= 1 and pool != "total"
-        require("--accelerators", f"{pool}={count}", is_good, "pairs like decode=2, of pools but `total`")
-    return {pool: int(count) for pool, count in pairs.items()}

@@ -66,37 +66,7 @@ def add_server_flags(parser: argparse.ArgumentParser) -> None:
 def add_load_flags(parser: argparse.ArgumentParser) -> None:
     """How many requests, when, and by whom."""
     load = parser.add_argument_group("load")
-    load.add_argument(
-        "--num-prompts", type=int, metavar="N",
-        help="requests (default 1000); of a dataset with a file so many at most, and 0: all",
-    )  # fmt: skip
-    load.add_argument(
-        "--request-rate", type=float, metavar="R",
-        help="per second; inf: all at once (default: the data's times if it has some, else inf)",
-    )  # fmt: skip
-    load.add_argument(
-        "--burstiness", type=float, default=1.0, metavar="B",
-        help="shape of the gamma distribution of gaps: below 1 bursts, above 1 even (default 1: Poisson)",
-    )  # fmt: skip
-    load.add_argument(
-        "--arrivals", choices=_ARRIVALS, default="auto", metavar="NAME",
-        help=f"{', '.join(_ARRIVALS)} (auto: by rate and burstiness)",
-    )  # fmt: skip
-    load.add_argument(
-        "--max-concurrency", type=int, metavar="N",
-        help="most requests at once; arrivals beyond wait, and their intended times stay",
-    )  # fmt: skip
-    load.add_argument(
-        "--num-clients",
-        type=int,
-        metavar="N",
-        help="a closed loop instead: so many ask again when they have an answer",
-    )
-    load.add_argument(
-        "--ramp-up-strategy", choices=("linear", "exponential"), metavar="NAME", help="linear or exponential"
-    )
-    load.add_argument("--ramp-up-start-rps", type=float, metavar="R", help="rate of the first request")
-    load.add_argument("--ramp-up-end-rps", type=float, metavar="R", help="rate of the last one")
+    add_arrival_flags(load)
     load.add_argument(
         "--num-warmups",
         type=int,
@@ -112,13 +82,48 @@ def add_load_flags(parser: argparse.ArgumentParser) -> None:
     load.add_argument(
         "--timeout", type=float, default=600.0, metavar="S", help="longest wait for an answer (600)"
     )
-    load.add_argument("--seed", type=int, default=0, metavar="N", help="of prompts and arrivals (default 0)")
     load.add_argument("--senders", type=int, default=1, metavar="N", help="processes that send (default 1)")
     load.add_argument(
         "--sender-cores", default="", metavar="LIST", help="cores that they run on, like 0,1 (any)"
     )
     load.add_argument("--request-id-prefix", default="", metavar="TEXT", help="default: drawn for each run")
     load.add_argument("--disable-tqdm", action="store_true", help="no progress")
+
+
+def add_arrival_flags(group: argparse._ArgumentGroup) -> None:
+    """How many requests come, and when; `pacing_of` reads most of them."""
+    group.add_argument(
+        "--num-prompts", type=int, metavar="N",
+        help="requests (default 1000); of a dataset with a file so many at most, and 0: all",
+    )  # fmt: skip
+    group.add_argument(
+        "--request-rate", type=float, metavar="R",
+        help="per second; inf: all at once (default: the data's times if it has some, else inf)",
+    )  # fmt: skip
+    group.add_argument(
+        "--burstiness", type=float, default=1.0, metavar="B",
+        help="shape of the gamma distribution of gaps: below 1 bursts, above 1 even (default 1: Poisson)",
+    )  # fmt: skip
+    group.add_argument(
+        "--arrivals", choices=_ARRIVALS, default="auto", metavar="NAME",
+        help=f"{', '.join(_ARRIVALS)} (auto: by rate and burstiness)",
+    )  # fmt: skip
+    group.add_argument(
+        "--max-concurrency", type=int, metavar="N",
+        help="most requests at once; arrivals beyond wait, and their intended times stay",
+    )  # fmt: skip
+    group.add_argument(
+        "--num-clients",
+        type=int,
+        metavar="N",
+        help="a closed loop instead: so many ask again when they have an answer",
+    )
+    group.add_argument(
+        "--ramp-up-strategy", choices=("linear", "exponential"), metavar="NAME", help="linear or exponential"
+    )
+    group.add_argument("--ramp-up-start-rps", type=float, metavar="R", help="rate of the first request")
+    group.add_argument("--ramp-up-end-rps", type=float, metavar="R", help="rate of the last one")
+    group.add_argument("--seed", type=int, default=0, metavar="N", help="of prompts and arrivals (default 0)")
 
 
 def add_result_flags(parser: argparse.ArgumentParser) -> None:

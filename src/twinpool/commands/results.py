@@ -1,0 +1,67 @@
+"""How a load's result is asked for and written: of `bench serve` and `simulate`."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from twinpool.config import require
+from twinpool.errors import ConfigError
+
+
+def check_result_flags(args: argparse.Namespace) -> None:
+    """First: what is wrong is told before minutes are spent. Raises ConfigError."""
+    from twinpool.bench.serving.result import PERCENTILE_METRICS
+
+    percentiles(args.metric_percentiles)
+    metrics = set(names(args.percentile_metrics))
+    allowed = f"names among {', '.join(PERCENTILE_METRICS)}, separated by commas"
+    require("--percentile-metrics", args.percentile_metrics, metrics <= set(PERCENTILE_METRICS), allowed)
+    folder, name = args.result_dir or Path(), args.result_filename
+    require("--result-dir", str(folder), folder.is_dir(), "a folder that exists")
+    for flag, file in (
+        ("--result-filename", None if name is None else folder / name),
+        ("--save-records", args.save_records),
+    ):
+        is_writable = file is None or (file.absolute().parent.is_dir() and not file.is_dir())
+        require(flag, str(file), is_writable, "a file in a folder that exists")
+
+
+def percentiles(text: str) -> list[float]:
+    """Of `--metric-percentiles`. Raises ConfigError."""
+    allowed = "numbers from 0 to 100, like 50,90,99"
+    try:
+        percents = [float(part) for part in names(text)]
+    except ValueError as exc:
+        raise ConfigError(f"--metric-percentiles is {text!r}; allowed: {allowed}") from exc
+    require("--metric-percentiles", text, all(0 <= percent <= 100 for percent in percents), allowed)
+    return percents
+
+
+def names(text: str) -> list[str]:
+    """A list that is separated by commas."""
+    return [name for name in text.split(",") if name]
+
+
+def pairs(flag: str, values: list[str]) -> dict[str, str]:
+    """KEY=VALUE pairs. Raises ConfigError."""
+    for value in values:
+        require(flag, value, "=" in value[1:], "pairs like KEY=VALUE")
+    return {key: value for key, _, value in (text.partition("=") for text in values)}
+
+
+def accelerators(values: list[str]) -> dict[str, int]:
+    """Of `--accelerators`: how many each pool has. Raises ConfigError."""
+    found = pairs("--accelerators", values)
+    for pool, count in found.items():
+        is_good = count.isdecimal() and int(count) >= 1 and pool != "total"
+        require("--accelerators", f"{pool}={count}", is_good, "pairs like decode=2, of pools but `total`")
+    return {pool: int(count) for pool, count in found.items()}
+
+
+def write(path: Path, data: bytes) -> None:
+    """Raises ConfigError if it cannot be written."""
+    try:
+        path.write_bytes(data)
+    except OSError as exc:
+        raise ConfigError(f"{path} cannot be written: {exc.strerror}") from exc

@@ -1,0 +1,277 @@
+"""`twinpool simulate`: what clients of a deployment would see, by the cores that serve and a model of the hardware."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+import time
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from twinpool.commands.bench_serve import command_shown
+from twinpool.commands.bench_serve_flags import add_arrival_flags, add_result_flags, pacing_of
+from twinpool.commands.dataset_flags import add_dataset_flags, dataset_settings, load_tokenizer
+from twinpool.commands.hardware_flags import (
+    Hardware,
+    add_hardware_flags,
+    add_serving_flags,
+    hardware,
+    queue,
+    scheduler,
+)
+from twinpool.commands.results import accelerators, check_result_flags, names, pairs, percentiles, write
+from twinpool.config import require
+
+if TYPE_CHECKING:
+    from twinpool.bench.serving.datasets import DatasetSettings
+    from twinpool.bench.serving.datasets.shapes import Shape
+    from twinpool.bench.serving.record import Run
+    from twinpool.bench.serving.slo import Slo
+    from twinpool.planner.deployment import Deployment
+    from twinpool.planner.simulator.outcomes import Simulation
+
+EXIT_GOOD, EXIT_NO_RESULT, EXIT_INTERRUPTED = 0, 1, 130
+DEFAULT_NUM_PROMPTS = 1000
+_TOLD_EVERY_S = 1.0
+_EXAMPLES = """\
+examples:
+  twinpool simulate --model llama-3.1-8b --gpu h100 --layout 2P3D --dataset-name azure-conversation --request-rate 20
+  twinpool simulate --profile profile.json --kv-memory 1GiB --layout 1P1D --num-prompts 200 --request-rate 2
+"""
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
+    """Describes the command."""
+    parser = subparsers.add_parser(
+        "simulate",
+        help="what clients of a deployment would see, without the deployment",
+        description="Runs a load through the scheduling that serves, in virtual time: on as many workers as you like, "
+        "of hardware that need not be here. Prints what `twinpool bench` prints of a real load.",
+        epilog=_EXAMPLES
+        + "\nExit status: 0; 1 no request completed; 2 a setting is wrong; 130 Ctrl-C (what was simulated "
+        "until then is printed and written).",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--layout", default="1P1D", metavar="LAYOUT",
+        help="1P1D, 2P3D, 4xcolocated, 2P(TP2)4D(TP4), 4xcolocated(TP2): workers, and devices of each (default 1P1D)",
+    )  # fmt: skip
+    add_hardware_flags(parser)
+    parser.add_argument(
+        "--tokenizer", metavar="NAME", help="of datasets that have prompts: to count their tokens"
+    )
+    add_serving_flags(parser)
+    load = parser.add_argument_group("load")
+    add_arrival_flags(load)
+    load.add_argument("--disable-tqdm", action="store_true", help="no progress")
+    add_result_flags(parser)
+    parser.add_argument("--report", type=Path, metavar="FILE.html", help="write a page about the run, too")
+    add_dataset_flags(parser)
+    return parser
+
+
+def run(args: argparse.Namespace) -> int:
+    """Simulates, prints, writes. Returns the exit status.
+
+    Raises:
+        ConfigError, ModelError: a setting is wrong.
+    """
+    from twinpool.bench.serving.slo import parse_goodput
+    from twinpool.planner.simulator.driver import simulate
+
+    slo = parse_goodput(args.goodput)
+    check_result_flags(args)
+    counted, metadata = accelerators(args.accelerators), pairs("--metadata", args.metadata)
+    require(
+        "--report", str(args.report), args.report is None or args.report.suffix == ".html",
+        "a name that ends in .html",
+    )  # fmt: skip
+    dataset = dataset_settings(args)
+    found = hardware(args, dataset.max_model_len)
+    deployment = deployment_of(args, found)
+    dataset = replace(dataset, max_model_len=deployment.max_model_len)
+    shapes = _shapes(args, dataset)
+    began_at = time.monotonic()
+    simulation = simulate(
+        deployment,
+        shapes,
+        num_clients=args.num_clients,
+        max_concurrency=args.max_concurrency,
+        on_progress=None if args.disable_tqdm else _Progress(len(shapes)),
+    )
+    took_s = time.monotonic() - began_at
+    simulation = replace(
+        simulation,
+        accelerators=counted or simulation.accelerators,
+        settings=_described(args, found, dataset, deployment, len(shapes)),
+    )
+    status = _tell(args, simulation, deployment, slo, metadata)
+    print(
+        f"simulated {len(shapes)} requests in {took_s:.2f} s: {len(shapes) / max(took_s, 1e-9):,.0f} requests/s, "
+        f"{simulation.num_events:,} events",
+        file=sys.stderr,
+    )
+    return status
+
+
+def deployment_of(args: argparse.Namespace, found: Hardware) -> Deployment:
+    """The layout of `--layout` on that hardware, with the settings of the flags. Raises ConfigError."""
+    from twinpool.planner.deployment import Deployment, Pool
+    from twinpool.planner.simulator.layout import parse_layout
+
+    config = scheduler(args)
+    pools = tuple(
+        Pool(
+            role=part.role,
+            num_workers=part.num_workers,
+            times=found.times(part.tp),
+            num_blocks=found.num_blocks(part.tp),
+            scheduler=config,
+            num_accelerators=part.tp,
+            machine=found.machine,
+        )
+        for part in parse_layout(args.layout)
+    )
+    return Deployment(pools, found.layout, found.max_model_len, queue(args))
+
+
+def _shapes(args: argparse.Namespace, dataset: DatasetSettings) -> list[Shape]:
+    """The requests at their times."""
+    from twinpool.bench.serving.datasets import DatasetName, make_shapes, make_workload
+    from twinpool.planner.simulator.requests import at_times, shapes_of
+
+    num_prompts = DEFAULT_NUM_PROMPTS if args.num_prompts is None else args.num_prompts
+    if dataset.name in (DatasetName.SHAREGPT, DatasetName.CUSTOM):
+        workload = make_workload(
+            dataset, load_tokenizer(args.tokenizer), num_prompts, args.seed, is_bound=args.num_prompts is None
+        )
+        shapes, notes = shapes_of(workload.requests), workload.notes
+    else:
+        drawn = make_shapes(dataset, num_prompts, args.seed)
+        shapes, notes = drawn.shapes, drawn.notes
+    for note in notes:
+        print(f"dataset: {note}", file=sys.stderr)
+    pacing = pacing_of(args, has_times=all(shape.at_s is not None for shape in shapes))
+    return at_times(shapes, pacing, args.seed)
+
+
+def _tell(
+    args: argparse.Namespace,
+    simulation: Simulation,
+    deployment: Deployment,
+    slo: Slo | None,
+    metadata: dict[str, str],
+) -> int:
+    from twinpool.bench.serving.printed import printed
+    from twinpool.bench.serving.record import encode_run
+    from twinpool.bench.serving.result import result_json
+    from twinpool.bench.serving.summary import WindowKind, summarize, window_of
+    from twinpool.planner.simulator.words import about
+
+    seen = simulation.as_run()
+    if args.save_records is not None:  # first: whatever is said of them, they are all that there is
+        write(args.save_records, encode_run(seen))
+    window, window_fault = window_of(seen, WindowKind(args.window), args.warm_up)
+    summary = summarize(seen, slo, window, accelerators=simulation.accelerators)
+    result = result_json(
+        seen,
+        summary,
+        metadata=metadata,
+        percentile_metrics=names(args.percentile_metrics),
+        metric_percentiles=percentiles(args.metric_percentiles),
+        is_detailed=args.save_detailed,
+    )
+    result["twinpool"] |= {
+        "is_simulated": True, "is_valid": not window_fault, "window_fault": window_fault or None,
+        "warnings": list(simulation.warnings),
+    }  # fmt: skip
+    path = _result_path(args, simulation) if args.save_result or args.save_detailed else None
+    if path is not None:
+        write(path, (json.dumps(result) + "\n").encode())
+    print(printed(result, seen, summary, ()))
+    for line in about(simulation, deployment):
+        print(line)
+    if window_fault:
+        print(f"NOT A RESULT: {window_fault}; the figures are of all requests")
+    if path is not None:
+        print(f"result: {path}")
+    if args.save_records is not None:
+        print(f"records: {args.save_records}")
+    if args.report is not None:
+        _report(args, simulation, seen, slo)
+    if simulation.was_interrupted:
+        return EXIT_INTERRUPTED
+    return EXIT_GOOD if not window_fault and result["completed"] else EXIT_NO_RESULT
+
+
+def _report(args: argparse.Namespace, simulation: Simulation, seen: Run, slo: Slo | None) -> None:
+    from twinpool.bench.reports.page import write_report
+    from twinpool.bench.reports.saved import report_of
+
+    title = args.label or f"{simulation.layout_name}, simulated"
+    report = report_of([(title, seen)], title, slo, ", ".join(args.goodput), seen.started_at)
+    for file in write_report(args.report, report, args.report.with_suffix(".json")):
+        print(f"report: {file}")
+
+
+def _described(
+    args: argparse.Namespace,
+    found: Hardware,
+    dataset: DatasetSettings,
+    deployment: Deployment,
+    num_prompts: int,
+) -> dict[str, Any]:
+    """What a result says of how it came, as JSON values."""
+    flags = {
+        name: str(value) if isinstance(value, Path) else value
+        for name, value in vars(args).items()
+        if name not in ("run", "parser", "hints") and "." not in name
+    }
+    return flags | {
+        "command": command_shown(sys.argv[1:]),
+        "backend": "simulation",
+        "label": args.label or "simulation",
+        "model": found.model.name,
+        "tokenizer": args.tokenizer,
+        "layout": deployment.name,
+        "times": [pool.times.name for pool in deployment.pools],
+        "num_blocks": [pool.num_blocks for pool in deployment.pools],
+        "num_prompts": num_prompts,
+        "request_rate": math.inf if args.request_rate is None else args.request_rate,
+        "dataset_name": dataset.name.value,
+        "dataset": asdict(dataset),
+    }
+
+
+def _result_path(args: argparse.Namespace, simulation: Simulation) -> Path:
+    folder: Path = args.result_dir or Path()
+    if args.result_filename is not None:
+        return folder / str(args.result_filename)
+    rate = math.inf if args.request_rate is None else args.request_rate
+    model = str(simulation.settings["model"]).split("/")[-1]
+    layout = simulation.layout_name.replace(" ", "-")
+    return folder / f"{str(args.label or 'simulation').replace('/', '-')}-{layout}-{rate}qps-{model}.json"
+
+
+class _Progress:
+    """A line on the terminal, now and then."""
+
+    def __init__(self, num_requests: int) -> None:
+        self._num_requests = num_requests
+        self._began_at = self._told_at = time.monotonic()
+        self._is_shown = sys.stderr.isatty()
+
+    def __call__(self, num_ended: int, now_s: float) -> None:
+        if not self._is_shown or num_ended % 64:
+            return
+        now = time.monotonic()
+        if now - self._told_at >= _TOLD_EVERY_S:
+            self._told_at = now
+            rate = num_ended / (now - self._began_at)
+            line = f"{num_ended:,} of {self._num_requests:,} requests, {now_s:,.1f} s of virtual time, {rate:,.0f}/s"
+            print(f"\r{line}\033[K", end="", file=sys.stderr, flush=True)
+        if num_ended == self._num_requests:
+            print("\r\033[K", end="", file=sys.stderr, flush=True)
