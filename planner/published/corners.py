@@ -1,0 +1,109 @@
+"""Where splitting wins and where it loses, by rooflines: TaiChi, vLLM's documentation, llm-d, MoRI-IO."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from twinpool.bench.serving.datasets.generated import lognormal_shapes
+from twinpool.bench.serving.datasets.settings import LognormalLengths
+from twinpool.bench.serving.metrics import request_metrics
+from twinpool.bench.serving.slo import Slo
+from twinpool.planner.deployment import Deployment
+from twinpool.planner.published.figures import Direction, Figure, Result
+from twinpool.planner.published.stands import SEED, Load, Worker, colocated, equal_load, load_of, split
+from twinpool.planner.simulator.driver import simulate
+from twinpool.planner.times.devices import DEVICES, Precision
+from twinpool.planner.times.model_shapes import SHAPES
+from twinpool.planner.times.registry import Conditions, roofline
+
+_CHAT = LognormalLengths(
+    input_median=1_024,
+    input_sigma=0.8,
+    input_most=8_192,
+    output_median=192,
+    output_sigma=0.7,
+    output_most=1_024,
+)
+_NUM_DEVICES = 4
+_TIGHT_TTFT = Slo(ttft_s=0.25, tpot_s=0.2)
+_TIGHT_TPOT = Slo(ttft_s=4.0, tpot_s=0.016)
+_LOOSE = Slo(ttft_s=10.0, tpot_s=0.5)
+_BUDGETS = (512, 2_048, 8_192)
+
+
+def _worker(gpu: str, model: str, tp: int = 1, precision: Precision = Precision.BF16) -> Worker:
+    times = roofline(gpu, SHAPES[model], Conditions(tp=tp, precision=precision))
+    return Worker(DEVICES[gpu], SHAPES[model], times, tp, precision.weight_bytes)
+
+
+def taichi(num_requests: int) -> Iterator[Result]:
+    """The best of all layouts of four H100 with Llama-3.1-8B, by the shape of the objectives."""
+    load, worker = (
+        load_of(lognormal_shapes(_CHAT, num_requests, SEED), num_requests),
+        _worker("h100", "llama-3.1-8b"),
+    )
+    setting = f"Llama-3.1-8B, {_NUM_DEVICES} × H100 roofline, chat"
+    claims = (
+        ("TaiChi, arXiv 2508.01989", "colocated wins for tight TTFT with loose TPOT", _TIGHT_TTFT, False),
+        ("TaiChi, arXiv 2508.01989", "splitting wins for tight TPOT with loose TTFT", _TIGHT_TPOT, True),
+        ("vLLM documentation", "splitting does not raise throughput by itself", _LOOSE, False),
+    )
+    for source, claim, slo, is_split_better in claims:
+        apart, both = _best_rates(load, worker, slo)
+        said = f"{slo}: split {apart[1]:.1f} req/s ({apart[0]}), colocated {both[1]:.1f} ({both[0]})"
+        yield Direction(source, setting, claim, said, (apart[1] > both[1]) == is_split_better)
+
+
+def _best_rates(load: Load, worker: Worker, slo: Slo) -> tuple[tuple[str, float], tuple[str, float]]:
+    """Name and goodput of the best split and of the best colocated layout."""
+
+    def rate(deployment: Deployment) -> float:
+        return load.goodput(deployment, slo, 0.9, 8.0)
+
+    longest = load.longest
+    splits = [split((p, worker), (_NUM_DEVICES - p, worker), longest) for p in range(1, _NUM_DEVICES)]
+    apart = max(((each.name, rate(each)) for each in splits), key=lambda found: found[1])
+    whole = [
+        (f"chunks of {size:,}", rate(colocated(_NUM_DEVICES, worker, longest, size))) for size in _BUDGETS
+    ]
+    return apart, max(whole, key=lambda found: found[1])
+
+
+def llm_d(num_requests: int) -> Iterator[Result]:
+    """gpt-oss-120b at 45 requests/s: 8 prefill workers of one device and 2 decode workers of four, against the same 16
+    devices colocated. Answers of 250 tokens follow from the published means; prompts of 5,000 are the guide's."""
+    load = equal_load(5_000, 250, num_requests)
+    one, four = (_worker("h200", "gpt-oss-120b", tp, Precision.FP4) for tp in (1, 4))
+    before = load.run(colocated(16, one, load.longest), 45.0)
+    after = load.run(split((8, one), (2, four), load.longest), 45.0)
+    source, setting = "llm-d PD guide", "gpt-oss-120b, 45 req/s, 16 × H200 roofline"
+    why = "device, prompts and the colocated layout are not told: H200, 5,000 tokens, 16 × TP 1"
+    for name, published, values in (
+        ("TTFT", ("532 → 1,400 ms", True), (before.ttft_s, after.ttft_s)),
+        ("ITL", ("25 → 8 ms", False), (before.tpot_s, after.tpot_s)),
+        ("E2E", ("6,700 → 3,500 ms", False), (before.e2e_s, after.e2e_s)),
+    ):
+        means = [1e3 * float(np.mean(each)) for each in values]
+        yield Direction(source, setting, f"{name} mean {published[0]}", f"{means[0]:,.0f} → {means[1]:,.0f} ms",
+                        (means[1] > means[0]) == published[1], why)  # fmt: skip
+
+
+def mori_io() -> Iterator[Result]:
+    """Qwen3-235B-A22B in FP8 on one node of 8 × MI300X: how many of 100 requests are within the objectives."""
+    load, rate, slo = equal_load(2_000, 1_000, 100), 8.0, Slo(ttft_s=1.0, tpot_s=0.05)
+    eight, four = (_worker("mi300x", "qwen3-235b-a22b", tp, Precision.FP8) for tp in (8, 4))
+    layouts = (
+        ("1 × TP8", 26.0, colocated(1, eight, load.longest)),
+        ("2 × TP4", 30.0, colocated(2, four, load.longest)),
+        ("1P1D of TP4, push", 73.0, split((1, four), (1, four), load.longest)),
+    )
+    setting = "Qwen3-235B-A22B FP8, 8 × MI300X roofline, 8 req/s, 2,000 in, 1,000 out"
+    shapes = load.traffic.stretch(rate, load.num_requests, 0, SEED)
+    for name, published, deployment in layouts:
+        met = [
+            slo.is_met(request_metrics(outcome.record())) for outcome in simulate(deployment, shapes).outcomes
+        ]
+        what = f"{name}: within 1 s and 50 ms"
+        yield Figure("vLLM MoRI-IO blog, 2026", setting, what, published, float(sum(met)), "of 100")
