@@ -37,6 +37,9 @@ from twinpool.bench.serving.workload import PlannedRequest
 
 FEWEST_REQUESTS = 32
 """Of a run: so many good ones, all of them, are what it takes to be sure of nine in ten."""
+RUN_TTFTS = 4.0
+"""A run's arrivals go on for so many times the longest TTFT that is allowed: at 1.25 times what a server can do, its
+queue is that long in the end."""
 TIGHT_TTFT, LOOSE_TTFT = 2.0, 8.0
 TIGHT_ITL, LOOSE_ITL = 1.5, 4.0
 """An objective is so many times what is undisturbed."""
@@ -149,6 +152,11 @@ def start_rate(cell: Cell, yardstick: Yardstick) -> float:
     return 0.5 * min(prefill_per_s, decode_per_s)
 
 
+def run_seconds(at_least_s: float, objectives: Sequence[Objective]) -> float:
+    """How long arrivals go on: a queue that grows must have the time to break the longest TTFT that is allowed."""
+    return max([at_least_s, *(RUN_TTFTS * (each.slo.ttft_s or 0.0) for each in objectives)])
+
+
 def sweep_cell(
     searches: Sequence[Searched],
     stand: Stand,
@@ -176,7 +184,8 @@ def sweep_cell(
             if (rate := each.next_rate) is None:
                 continue
             tries = sum(probe.rate == rate for probe in each.probes)
-            requests = each.cell.requests(tokenizer, rate, seconds, seed + tries)
+            arrive_s = run_seconds(seconds, each.objectives)
+            requests = each.cell.requests(tokenizer, rate, arrive_s, seed + tries)
             arrivals_s = max(request.at_s or 0.0 for request in requests)
             if each.probes and time.monotonic() + arrivals_s > until:
                 continue

@@ -8,11 +8,13 @@ from twinpool.bench.comparison.arms import Arm
 from twinpool.bench.comparison.rate_search import Probe, Search
 from twinpool.bench.comparison.sweeping import (
     Cell,
+    Objective,
     Searched,
     corners,
     curve,
     doubts,
     findings,
+    run_seconds,
     start_rate,
     unfinished,
     win_lose_map,
@@ -20,11 +22,19 @@ from twinpool.bench.comparison.sweeping import (
 from twinpool.bench.comparison.yardstick import Yardstick
 from twinpool.bench.reports.heat_map import words_of
 from twinpool.bench.reports.model import Winner
+from twinpool.bench.serving.slo import Slo
 
 CELL = Cell(512, 64, 0.0)
 YARDSTICK = Yardstick(0.001, 0.02)
 (OBJECTIVE, *_) = corners(CELL, YARDSTICK)
 _ALL, _NONE, _SOME = 60, 0, 54
+
+
+def test_a_run_lasts_long_enough_for_a_growing_queue_to_break_the_longest_ttft() -> None:
+    loosest_s = max(each.slo.ttft_s or 0.0 for each in corners(CELL, YARDSTICK))
+    assert run_seconds(1.0, corners(CELL, YARDSTICK)) == 4 * loosest_s
+    assert run_seconds(1000.0, corners(CELL, YARDSTICK)) == 1000.0
+    assert run_seconds(10.0, [Objective("gaps only", Slo(itl_p99_s=0.05))]) == 10.0
 
 
 @pytest.mark.parametrize(
