@@ -10,6 +10,7 @@ weights: tokens served over weight, prompt and output tokens alike; the least se
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from twinpool.coordinator.tenants import Allowance, Allowances, Tenant
@@ -44,6 +45,10 @@ class Bucket:
     def give_back(self, amount: float, now: float) -> None:
         """Returns what was taken and not used."""
         self._level = min(self._refilled(now) + amount, self.per_minute)
+
+    def num_left(self, now: float) -> int:
+        """What can be taken now, in whole numbers. Changes nothing."""
+        return max(0, math.floor(self._level_at(now) + ROUNDING))
 
     def allowance(self, now: float) -> Allowance:
         """What is left. Changes nothing."""
@@ -112,13 +117,14 @@ class Account:
 
     def refusal(self, num_tokens: int, now: float, *, num_requests: int = 1) -> QuotaExceeded | None:
         """Why requests that take `num_tokens` at most must wait, and for how long; None if they need not."""
-        waits = []
-        if self._requests is not None and (wait_s := self._requests.seconds_until(num_requests, now)):
-            what = f"all {self._requests.per_minute} requests per minute are used up"
-            waits.append((wait_s, what))
-        if self._tokens is not None and (wait_s := self._tokens.seconds_until(num_tokens, now)):
-            what = f"this request takes up to {num_tokens} of the {self._tokens.per_minute} tokens per minute"
-            waits.append((wait_s, what))
+        waits = [
+            (wait_s, f"of {bucket.per_minute} {unit} per minute {bucket.num_left(now)} are left, and {asked}")
+            for bucket, amount, unit, asked in (
+                (self._requests, num_requests, "requests", f"this asks for {num_requests}"),
+                (self._tokens, num_tokens, "tokens", f"this takes up to {num_tokens}"),
+            )
+            if bucket is not None and (wait_s := bucket.seconds_until(amount, now))
+        ]
         if not waits:
             return None
         wait_s, what = max(waits)

@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections import deque
-from collections.abc import Callable
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from threading import Lock
 from time import thread_time
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
@@ -25,14 +25,16 @@ from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from twinpool.engine import lark
 from twinpool.engine.special_tokens import by_number, hide
-from twinpool.errors import InvalidRequest, ModelError, RequestFailed
-from twinpool.request import Grammar, GrammarKind
+from twinpool.errors import InvalidRequest, InvariantViolation, ModelError, RequestFailed
+from twinpool.request import Grammar, GrammarKind, Job, RequestKey
 
 Mask = np.ndarray[Any, np.dtype[np.int32]]
 """A bit for each token, the lowest of each word first: int32 [words]."""
 
-MOST_READY = 64
-"""Prepared matchers that nobody has asked for yet."""
+MOST_READY = 256
+MOST_READY_CHARS = 2 << 20
+"""Prepared matchers that nobody has asked for yet, and what their grammars have together: llguidance does not tell how
+many bytes a matcher takes; by a large schema it is some 400 for each character of that."""
 LOAD_LIMIT_S = 60.0
 MASK_LIMIT_S = 0.02
 """What a mask may take of a core: a hundred times of what it usually takes."""
@@ -105,9 +107,17 @@ class Matcher:
 class Compiler:
     """Compiles grammars for one model's tokens. Any thread may use it."""
 
-    def __init__(self, tokenizer: str, num_tokens: int, eos_token_ids: tuple[int, ...]) -> None:
+    def __init__(
+        self,
+        tokenizer: str,
+        num_tokens: int,
+        eos_token_ids: tuple[int, ...],
+        *,
+        is_to_be_finished: bool = False,
+    ) -> None:
         """Takes the text of a tokenizer.json, the number of logits (at least that of the tokens) and the tokens that
-        end an answer. Takes about 0.4 s for 49,152 tokens.
+        end an answer. Takes about 0.2 s for 49,152 tokens, and then `finish`, unless somebody else calls that.
+        Python's other threads stand still in each.
 
         Raises:
             ModelError: this kind of tokenizer cannot be used.
@@ -118,12 +128,18 @@ class Compiler:
             )
         try:
             hidden, self._special_token_ids = hide(tokenizer)
-            # In two pieces, because Python's other threads stand still in each.
-            whole = LLTokenizer(hidden, n_vocab=num_tokens, eos_token=list(eos_token_ids), slices=[])
-            self._tokenizer = whole.with_slices(LLTokenizer.general_slices())
+            self._tokenizer = LLTokenizer(
+                hidden, n_vocab=num_tokens, eos_token=list(eos_token_ids), slices=[]
+            )
+            if not is_to_be_finished:
+                self.finish()
         except Exception as exc:  # what it raises is not documented
             reason = _reason(str(exc))[:80]
             raise ModelError(f"no grammar can be followed with this model's tokenizer: {reason}") from exc
+
+    def finish(self) -> None:
+        """Prepares what makes masks several times as fast. Takes about 0.1 s for 49,152 tokens."""
+        self._tokenizer = self._tokenizer.with_slices(LLTokenizer.general_slices())
 
     def compile(self, grammar: Grammar) -> Matcher:
         """A new matcher at the grammar's beginning, in 1 to 3 ms for a usual one. No two share anything: what
@@ -163,65 +179,129 @@ class Compiler:
                 return LLMatcher.grammar_from_lark(source)
 
 
-class Grammars:
-    """The grammars of one worker. Any thread may use it."""
+Pieces = Iterator[Compiler | None]
+"""Loads a compiler in pieces: None after each but the last, which gives it."""
 
-    def __init__(self, load: Callable[[], Compiler]) -> None:
-        """`load` is called when the first grammar comes: a server that is asked for none pays nothing."""
+
+class _Prepared(NamedTuple):
+    grammar: Grammar
+    matcher: Matcher
+
+
+class Grammars:
+    """The grammars of one worker. Any thread may use it.
+
+    Whoever has a job's grammar prepared says so (`forget`) when the job leaves before anybody has asked for its
+    matcher.
+    """
+
+    def __init__(self, load: Callable[[], Pieces]) -> None:
+        """`load` is called when the first grammar comes, or at the first `get_ahead`."""
         self._load = load
+        self._pieces: Pieces | None = None
         self._compiler: Compiler | None = None
         self._loading = Lock()
         self._lock = Lock()
-        self._ready: deque[tuple[Grammar, Matcher]] = deque(maxlen=MOST_READY)
+        self._ready: OrderedDict[RequestKey, _Prepared] = OrderedDict()
+        self._num_ready_chars = 0
 
     @classmethod
     def of_model(cls, directory: Path, num_logits: int) -> Grammars:
         """Those for the model in `directory`, which gives `num_logits` logits."""
 
-        def load() -> Compiler:
+        def load() -> Pieces:
             # Where no grammar comes, a worker does without the tokenizer's packages.
             from twinpool.engine.tokenizer import Tokenizer
 
             tokenizer = Tokenizer.from_dir(directory)
-            num_tokens = max(num_logits, tokenizer.vocab_size)
-            return Compiler(tokenizer.backend.to_str(), num_tokens, tokenizer.eos_token_ids)
+            yield None
+            num_tokens, text = max(num_logits, tokenizer.vocab_size), tokenizer.backend.to_str()
+            yield None
+            compiler = Compiler(text, num_tokens, tokenizer.eos_token_ids, is_to_be_finished=True)
+            yield None
+            compiler.finish()
+            yield compiler
 
         return cls(load)
 
-    def prepare(self, grammar: Grammar) -> None:
-        """Compiles the grammar on the calling thread, for one who will ask for its matcher.
+    def get_ahead(self) -> bool:
+        """Does a piece of what the first grammar would wait for, on the calling thread; returns whether all is done.
+        Python's other threads stand still in it, for 0.2 s with 49,152 tokens: call it while nobody waits for them.
+
+        Raises:
+            ModelError: no grammar can be followed with this model.
+        """
+        if self._loading.acquire(blocking=False):
+            try:
+                if self._compiler is None:
+                    self._compiler = self._next_piece()
+            finally:
+                self._loading.release()
+        return self._compiler is not None
+
+    def prepare(self, job: Job) -> None:
+        """Compiles the job's grammar on the calling thread, for one who will ask for its matcher.
 
         Raises:
             InvalidRequest: it cannot be compiled.
             ModelError: no grammar can, with this model.
             RequestFailed: the tokenizer, which another thread loads, was not there within `LOAD_LIMIT_S`.
         """
+        if (grammar := job.sampling.grammar) is None:
+            return
         matcher = self._loaded().compile(grammar)
         with self._lock:
-            self._ready.append((grammar, matcher))
+            self._drop(job.key)
+            self._ready[job.key] = _Prepared(grammar, matcher)
+            self._num_ready_chars += len(grammar.source)
+            while len(self._ready) > MOST_READY or self._num_ready_chars > MOST_READY_CHARS:
+                self._drop(next(iter(self._ready)))
 
-    def matcher(self, grammar: Grammar) -> Matcher:
-        """A new one at the grammar's beginning: one that was prepared, or else it is compiled now.
+    def forget(self, key: RequestKey) -> None:
+        """Nobody will ask for that job's matcher any more."""
+        with self._lock:
+            self._drop(key)
+
+    def matcher(self, job: Job) -> Matcher:
+        """A new one at the beginning of the job's grammar, which it must have: one that was prepared, or else it is
+        compiled now.
 
         Raises:
             InvalidRequest, ModelError, RequestFailed: as `prepare`.
         """
+        grammar = job.sampling.grammar
+        if grammar is None:
+            raise InvariantViolation(f"{job.key} has no grammar")
         with self._lock:
-            for place, (prepared, matcher) in enumerate(self._ready):
-                if prepared == grammar:
-                    del self._ready[place]
-                    return matcher
+            prepared = self._drop(job.key)
+        if prepared is not None and prepared.grammar == grammar:
+            return prepared.matcher
         return self._loaded().compile(grammar)
+
+    def _drop(self, key: RequestKey) -> _Prepared | None:
+        """Takes what is prepared for that job, if anything is, under the lock."""
+        if (prepared := self._ready.pop(key, None)) is not None:
+            self._num_ready_chars -= len(prepared.grammar.source)
+        return prepared
 
     def _loaded(self) -> Compiler:
         if not self._loading.acquire(timeout=LOAD_LIMIT_S):
             raise RequestFailed(f"the tokenizer for grammars was not loaded within {LOAD_LIMIT_S:g} s")
         try:
-            if self._compiler is None:
-                self._compiler = self._load()
+            while self._compiler is None:
+                self._compiler = self._next_piece()
             return self._compiler
         finally:
             self._loading.release()
+
+    def _next_piece(self) -> Compiler | None:
+        if self._pieces is None:
+            self._pieces = self._load()
+        try:
+            return next(self._pieces)
+        except BaseException:
+            self._pieces = None  # whoever comes next begins anew
+            raise
 
 
 def in_lark(grammar: Grammar) -> Grammar:

@@ -33,7 +33,7 @@ from twinpool.errors import ConfigError
 from twinpool.kernels.compiler import HAS_COMPILER
 from twinpool.kernels.quantized_kv import pool_view
 from twinpool.layout import KV_CACHE_DTYPES, Dtype, KVLayout
-from twinpool.request import Grammar, Job, RequestKey, SamplingParams
+from twinpool.request import Job, RequestKey, SamplingParams
 
 if TYPE_CHECKING:
     from twinpool.engine.grammars import Grammars
@@ -161,15 +161,29 @@ class ModelRunner:
             TwinpoolError: it cannot be compiled. Its steps say so, too.
         """
         if job.sampling.grammar is not None:
-            self._grammars_of_model().prepare(job.sampling.grammar)
+            self._grammars_of_model().prepare(job)
 
-    def matcher(self, grammar: Grammar) -> Matcher:
-        """A new matcher of `grammar`, at its beginning; compiles that if nobody has.
+    def forget(self, key: RequestKey) -> None:
+        """Gives up what was prepared for that job, if its steps have not come for it."""
+        if self._grammars is not None:
+            self._grammars.forget(key)
+
+    def get_ahead(self) -> bool:
+        """Does a piece of what the first grammar would wait for; returns whether all is done. Python's other threads
+        may stand still in it.
+
+        Raises:
+            ModelError: no grammar can be followed with this model.
+        """
+        return self._grammars_of_model().get_ahead()
+
+    def matcher(self, job: Job) -> Matcher:
+        """A new matcher of the job's grammar, at its beginning; compiles that if nobody has.
 
         Raises:
             TwinpoolError: it cannot be compiled.
         """
-        return self._grammars_of_model().matcher(grammar)
+        return self._grammars_of_model().matcher(job)
 
     def _grammars_of_model(self) -> Grammars:
         with self._making_grammars:

@@ -1,8 +1,9 @@
 """From logits to the next token of each sequence. A token depends on its own logits, parameters, seed, position and,
 where its parameters look back, on the tokens before it.
 
-Where the parameters ask for it, a row's logits change in this order: the bias is added; what the grammar does not allow
-becomes -inf; penalties; what is banned becomes -inf. Log probabilities are of the logits before all that.
+Where the parameters ask for it, a row's logits change in this order: the bias is added; what the grammar, or the list
+of allowed tokens, does not allow becomes -inf; penalties; what is banned becomes -inf. Log probabilities are of the
+logits before all that.
 """
 
 from __future__ import annotations
@@ -18,13 +19,17 @@ from twinpool.engine.logprobs import log_probabilities, rows_of, told
 from twinpool.engine.past import MarkRows, Matcher, MatcherOf, Past, past_of
 from twinpool.errors import ConfigError
 from twinpool.kernels.batch_sampling import ROW, marks_of, sample_rows
-from twinpool.request import Grammar, RequestKey, SamplingParams, TokenLogprobs
+from twinpool.request import Job, RequestKey, SamplingParams, TokenLogprobs
 
 _WORD64 = 2**64 - 1
 _ADDED_FOR = np.where(
     np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little"), 0, -np.inf
 ).astype(np.float32)
 """For each byte of a mask what makes -inf of the eight logits whose bits are 0. Several times as fast as filling."""
+_NOTHING_LEFT = (
+    "no token is left that the answer could go on with: allowed_token_ids, bad_words and what else is asked for "
+    "leave none"
+)
 _GREEDY = SamplingParams(max_tokens=1, seed=0, temperature=0.0)
 
 
@@ -46,9 +51,16 @@ def choose_tokens(logits: torch.Tensor, slices: Sequence[SequenceSlice]) -> list
     return StepSampling(slices).choose(logits).token_ids
 
 
-def no_grammars(grammar: Grammar) -> Matcher:
+class _Choosing(NamedTuple):
+    """A row that not every token may follow, and those that may not."""
+
+    past: Past
+    banned: Sequence[int]
+
+
+def no_grammars(job: Job) -> Matcher:
     """The `MatcherOf` of those who have none."""
-    raise ConfigError(f"nothing here matches a {grammar.kind}")
+    raise ConfigError(f"nothing here matches the grammar of {job.key}")
 
 
 class StepSampling:
@@ -65,7 +77,7 @@ class StepSampling:
             InvariantViolation: a sequence's tokens have a gap.
         """
         self._slices = slices
-        self._in_grammars: dict[int, Past] = {}
+        self._choosing: dict[int, _Choosing] = {}
         self._biased: list[int] = []
         self._told: list[int] = []
         rows: list[tuple[float, ...]] = []
@@ -88,7 +100,7 @@ class StepSampling:
     @property
     def changes_logits(self) -> bool:
         """Whether tokens are sampled from other logits than the model's."""
-        return bool(len(self.marks) or self._biased or self._in_grammars)
+        return bool(len(self.marks) or self._biased or self._choosing)
 
     def choose(self, logits: torch.Tensor, token_ids: torch.Tensor | None = None) -> Chosen:
         """The tokens of the slices' `logits`, float32 [len(slices), vocab], which change if `changes_logits`;
@@ -100,8 +112,8 @@ class StepSampling:
         if self.changes_logits or token_ids is None:
             if self._biased:
                 self._add_biases(logits)
-            if self._in_grammars:
-                failed = self._keep_to_grammars(logits)
+            if self._choosing:
+                failed = self._keep_to_what_may_follow(logits)
             token_ids = sample_rows(logits, self.rows, self.marks)
         chosen: list[int] = token_ids.tolist()
         logprobs: dict[RequestKey, TokenLogprobs] = {}
@@ -117,9 +129,10 @@ class StepSampling:
             return marks_of((), (), piece.banned_token_ids)
         past = past_of(piece.look_back, matcher_of)
         past.take(piece.token_ids, piece.start)
-        if past.matcher is not None or past.error:
-            self._in_grammars[place] = past
-        return past.marks.rows(piece.banned_token_ids)
+        banned = (*piece.banned_token_ids, *past.next_banned())
+        if past.chooses:
+            self._choosing[place] = _Choosing(past, banned)
+        return past.marks.rows(banned)
 
     def _add_biases(self, logits: torch.Tensor) -> None:
         biases = [
@@ -134,16 +147,17 @@ class StepSampling:
             added = _upload(np.array([bias for _, _, bias in biases], np.float32), logits)
             logits.index_put_(where, added, accumulate=True)
 
-    def _keep_to_grammars(self, logits: torch.Tensor) -> dict[RequestKey, str]:
-        """Makes -inf of what the grammars do not allow; returns who cannot go on, and why."""
+    def _keep_to_what_may_follow(self, logits: torch.Tensor) -> dict[RequestKey, str]:
+        """Makes -inf of what grammars and lists do not allow; returns who cannot go on, and why."""
         failed: dict[RequestKey, str] = {}
-        for place, past in self._in_grammars.items():
-            mask = past.matcher.mask() if past.matcher is not None else None
-            if past.error or mask is None:
-                failed[self._slices[place].key] = past.error
-                continue
-            added = _ADDED_FOR.take(mask.view(np.uint8), axis=0).reshape(-1)[: logits.shape[1]]
-            logits[place].add_(_upload(added, logits))
+        vocab_size = logits.shape[1]
+        for place, (past, banned) in self._choosing.items():
+            mask = past.mask(vocab_size)
+            if past.error or not past.leaves_some(mask, banned, vocab_size):
+                failed[self._slices[place].key] = past.error or _NOTHING_LEFT
+            elif mask is not None:
+                added = _ADDED_FOR.take(mask.view(np.uint8), axis=0).reshape(-1)[:vocab_size]
+                logits[place].add_(_upload(added, logits))
         return failed
 
 

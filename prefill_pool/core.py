@@ -353,6 +353,7 @@ class PrefillCore:
         for message in job.prompt.reports(now):
             self._tell(message)
         token = job.prompt.first_token(output)
+        job.prompt.look_back = None  # nothing is sampled here any more, and a matcher may have megabytes
         job.first_token = token.token_id
         job.ending = token.finish is not None
         return token

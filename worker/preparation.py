@@ -1,7 +1,8 @@
 """What a job's grammar takes is done before the core hears of the job, on a thread that delays no step and no message.
 
 Compiling is a millisecond or two for a usual grammar and a quarter of a second for a huge one. In a job's first step
-that would be a gap in every stream of the worker, and many such jobs at once would make one of many seconds.
+that would be a gap in every stream of the worker, and many such jobs at once would make one of many seconds. What the
+first grammar of all takes holds up every other thread, whichever does it: so it is done while the worker is idle.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
+from twinpool.errors import ModelError
 from twinpool.messages import Cancel, Generate, Message, Prefill, PushTo, Reserve
 from twinpool.request import Job, RequestKey
 from twinpool.worker.step_thread import Runner
@@ -23,6 +25,9 @@ log = logging.getLogger(__name__)
 
 MOST_AHEAD = 256
 """Jobs that may be held back for it. What those beyond need is found out in their first step."""
+IDLE_S = 2.0
+"""After so long without work a worker gets ahead: whoever sends a request as soon as the server is ready does not wait
+for that."""
 NICENESS = 10
 """Of the thread, where threads have one: where it shares a core with the model's steps, they get most of it."""
 
@@ -41,6 +46,8 @@ class Preparation:
         self._held: dict[RequestKey, list[Message]] = {}
         self._executor = ThreadPoolExecutor(1, "prepare", initializer=_step_back)
         self._is_closed = False
+        self._idle_since: float | None = None
+        self._may_get_ahead = True
 
     def take(self, message: Message) -> None:
         """A message of the coordinator has come."""
@@ -55,7 +62,31 @@ class Preparation:
                 return
             case Cancel(key):
                 self._held.pop(key, None)
+                self.left(key)
         self._pass_on(message)
+
+    def left(self, key: RequestKey) -> None:
+        """The job has left the worker; what was prepared for it, if nobody has come for that, is of no use."""
+        self._runner.forget(key)
+
+    def look(self, now: float, *, is_idle: bool) -> None:
+        """Called every now and then. Does a piece of what the first grammar takes, if the worker has been idle for
+        long enough and none is being done."""
+        if not is_idle or self._held:
+            self._idle_since = None
+        elif self._idle_since is None:
+            self._idle_since = now
+        elif now - self._idle_since >= IDLE_S and self._may_get_ahead and not self._is_closed:
+            self._may_get_ahead = False
+            self._executor.submit(self._get_ahead)
+
+    def _get_ahead(self) -> None:
+        try:
+            self._may_get_ahead = not self._runner.get_ahead()
+        except ModelError:
+            pass  # whoever sends a grammar is told
+        except Exception as exc:  # noqa: BLE001  # the library may not be there, or fail in ways of its own
+            log.warning("grammars could not be made ready: %s", type(exc).__name__)
 
     def _prepare(self, job: Job) -> None:
         try:
@@ -71,7 +102,10 @@ class Preparation:
     def _prepared(self, key: RequestKey) -> None:
         if self._is_closed:
             return
-        for message in self._held.pop(key, ()):
+        if (held := self._held.pop(key, None)) is None:  # cancelled meanwhile
+            self.left(key)
+            return
+        for message in held:
             self._pass_on(message)
 
     def close(self) -> None:

@@ -24,6 +24,7 @@ from twinpool.errors import (
 )
 from twinpool.junk_log import JunkLog
 from twinpool.messages import (
+    Dropped,
     Denied,
     Granted,
     Heartbeat,
@@ -231,7 +232,10 @@ class WorkerShell:
                 for worker_id, incarnation in self._incoming.departed():
                     self._handle(PeerGone(worker_id, incarnation))
             self._handle(Tick())
-            self._progress.look(self._loop.time(), self._core.stats().waiting > 0)
+            stats = self._core.stats()
+            self._progress.look(self._loop.time(), stats.waiting > 0)
+            is_idle = self._welcomed and not (self._stepping or stats.waiting or stats.running)
+            self._preparation.look(self._loop.time(), is_idle=is_idle)
             verdict = self._vigil.verdict(
                 self._coordinator.num_refused, self._coordinator.num_broken, self._progress.step_s
             )
@@ -279,8 +283,11 @@ class WorkerShell:
     def _carry_out(self, command: Command) -> None:
         match command:
             case SendCoordinator(message):
-                if isinstance(message, Granted):
-                    self._progress.moved()
+                match message:
+                    case Granted():
+                        self._progress.moved()
+                    case Dropped(key):
+                        self._preparation.left(key)
                 self._tell_coordinator(message)
             case SendPeer(worker_id, incarnation, message):
                 self._tell_peer(worker_id, incarnation, message)

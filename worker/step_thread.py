@@ -11,7 +11,7 @@ from typing import Protocol, TypeVar
 from twinpool.engine.batch import LayerGroupsDone, StepBatch, StepOutput
 from twinpool.errors import PeerLost
 from twinpool.kv_transfer.connector import BlockRange, KVSender
-from twinpool.request import Job
+from twinpool.request import Job, RequestKey
 from twinpool.worker.core import BlockPush, PlanAhead, StepPlan
 
 T = TypeVar("T")
@@ -28,6 +28,15 @@ class Runner(Protocol):
     def prepare(self, job: Job) -> None:
         """Does ahead of its steps what the job's grammar takes, on any thread. May raise; a step then finds out by
         itself, and tells it as `StepOutput.failed`."""
+        ...
+
+    def forget(self, key: RequestKey) -> None:
+        """Gives up what was prepared for that job, if its steps have not come for it."""
+        ...
+
+    def get_ahead(self) -> bool:
+        """Does a piece of what the first job with a grammar would wait for, on any thread; returns whether all is done.
+        Other threads may stand still in it. May raise."""
         ...
 
 

@@ -11,7 +11,16 @@ from typing import Annotated, Any, ClassVar, TypeVar
 
 import msgspec
 
-from twinpool.bounds import MOST_BIASES, Factor, Fraction, NumLogprobs, Penalty, Temperature
+from twinpool.bounds import (
+    MOST_ALLOWED_IDS,
+    MOST_BAD_WORDS,
+    MOST_BIASES,
+    Factor,
+    Fraction,
+    NumLogprobs,
+    Penalty,
+    Temperature,
+)
 from twinpool.coordinator.gateway.body_errors import kind_of, sentence, shown, shown_of
 from twinpool.coordinator.gateway.foreign_fields import (
     FOREIGN_TO_CHAT,
@@ -36,8 +45,6 @@ Harmless = Mapping[str, tuple[object, ...]]
 NOT_SUPPORTED: Harmless = {
     "suffix": ("",),
     "length_penalty": (1, 1.0),
-    "bad_words": ([],),
-    "allowed_token_ids": (),
     "use_beam_search": (False,),
     "functions": ([],),
     "function_call": ("none", "auto"),
@@ -65,6 +72,7 @@ NOT_SUPPORTED: Harmless = {
 _NotNegative = Annotated[int, msgspec.Meta(ge=0)]
 _MaxTokens = Annotated[int, msgspec.Meta(extra_json_schema={"minimum": 0})]
 """Whether it may be 0 depends on other fields."""
+_AllowedTokenIds = Annotated[list[_NotNegative], msgspec.Meta(min_length=1, max_length=MOST_ALLOWED_IDS)]
 _Choices = Annotated[int, msgspec.Meta(ge=1, le=MAX_CHOICES)]
 
 
@@ -102,6 +110,8 @@ class GenerationBody(StructuredBody, frozen=True, kw_only=True):
     ignore_eos: bool | None = None
     stop: str | Annotated[list[str], msgspec.Meta(max_length=MAX_STOP_STRINGS)] | None = None
     stop_token_ids: Annotated[list[_NotNegative], msgspec.Meta(max_length=MAX_STOP_TOKEN_IDS)] | None = None
+    allowed_token_ids: _AllowedTokenIds | None = None
+    bad_words: Annotated[list[str], msgspec.Meta(max_length=MOST_BAD_WORDS)] | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     prompt_logprobs: NumLogprobs | None = None

@@ -39,7 +39,7 @@ _JSON = "application/json"
 _OF_EVERY_ROUTE = (400, 408, 431, 500, 503)
 """What any request may get: it is no HTTP, comes too slowly, has too large a head, meets a bug, or one connection too
 many."""
-_OF_A_BODY = (404, 413, 429)
+_OF_A_BODY = (404, 413, 415, 429)
 _OF_A_GENERATION = (409, 499, 504)
 
 

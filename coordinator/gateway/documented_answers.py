@@ -76,6 +76,7 @@ STATUSES: Mapping[int, str] = {
     431: "The request's head is too large.",
     499: "Cancelled.",
     500: "The request was lost, or met a bug.",
+    415: "The body is no JSON by what the request says of it: a form, or compressed.",
     503: "A pool has no worker, or all connections are in use.",
     504: "Accepted, and not complete in time.",
 }

@@ -62,7 +62,9 @@ def error_headers(error: RequestError) -> dict[str, str]:
         case DeadlineExceeded() | DuplicateRequest() | ClientTooSlow() | RequestCancelled():
             # The clients of OpenAI and Anthropic would ask again, twice, because of the status.
             return {"x-should-retry": "false"}
-        case BodyTooLarge() | HttpError(status=HTTPStatus.REQUEST_TIMEOUT):
+        case (
+            BodyTooLarge() | HttpError(status=HTTPStatus.REQUEST_TIMEOUT | HTTPStatus.UNSUPPORTED_MEDIA_TYPE)
+        ):
             return {"connection": "close"}  # the rest is not read
         case _:
             return {}

@@ -32,6 +32,10 @@ _GENERATION: Mapping[str, str] = {
     "ignore_eos": "Whether the answer goes on behind the token that ends it, up to `max_tokens`.",
     "stop": "Texts that end the answer, which does not have them.",
     "stop_token_ids": "Token ids that end the answer.",
+    "allowed_token_ids": "The answer has no other tokens; those that end it must be among them, or else nothing does "
+    "but its length.",
+    "bad_words": "Texts that are not in the answer, as far as it would spell them in the tokens that they have alone, "
+    "or after a space.",
     "include_stop_str_in_output": "Whether the text has the stop string that ended it.",
     "skip_special_tokens": "Whether special tokens are no part of the text; without it they are not.",
     "prompt_logprobs": "Log probabilities of the prompt's tokens, with so many of the likeliest at each place.",

@@ -127,6 +127,8 @@ _ONLY_OPENAI = (
     "grammar",
     "n",
     "best_of",
+    "allowed_token_ids",
+    "bad_words",
     "include_stop_str_in_output",
     "no_stop_trim",
     "prompt_logprobs",

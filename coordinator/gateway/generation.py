@@ -7,6 +7,7 @@ per choice and carries their outputs to the client (`reply`, `strand`, `answer`,
 
 from __future__ import annotations
 
+import asyncio
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -19,6 +20,7 @@ from fastapi import Request
 
 from twinpool.config import GatewayConfig
 from twinpool.coordinator.gateway.answer import Answer
+from twinpool.coordinator.gateway.bad_words import token_sequences
 from twinpool.coordinator.gateway.body_errors import shown
 from twinpool.coordinator.gateway.cache_salts import CacheSalts
 from twinpool.coordinator.gateway.connection import CONNECTION
@@ -138,6 +140,9 @@ class Generator:
             self.check_model(wanted.model)
             self._check_ids(wanted)
             validated_at = service.now()
+            if wanted.bad_words:
+                words = await asyncio.to_thread(token_sequences, self._tokenizer, wanted.bad_words)
+                wanted = replace(wanted, bad_word_token_ids=words)
             service.knock(claim.request_id, claim.tenant, wanted.priority)
             constraint = wanted.constraint
             grammar = None if constraint is None else await self._grammars.checked(constraint)
@@ -188,6 +193,7 @@ class Generator:
     def _check_ids(self, wanted: GenerationRequest) -> None:
         vocab_size = self._tokenizer.vocab_size
         check_token_ids("stop_token_ids", wanted.stop_token_ids, vocab_size)
+        check_token_ids("allowed_token_ids", wanted.allowed_token_ids, vocab_size)
         check_token_ids("logit_bias", (token_id for token_id, _ in wanted.logit_bias), vocab_size)
 
     def _choices(self, wanted: GenerationRequest, prompts: Sequence[Prompt]) -> Iterator[_Choice]:

@@ -131,6 +131,10 @@ def _common(body: GenerationBody, num_prompts: int, *, may_be_prompt_only: bool)
         raise InvalidRequest(
             "stop has an empty string, which would end every answer; leave it out", param="stop"
         )
+    for word in body.bad_words or ():
+        if not word.strip():
+            message = f"bad_words has {shown(word)}, which is in every answer; leave it out"
+            raise InvalidRequest(message, param="bad_words")
     max_tokens = _max_tokens(body, 0 if may_be_prompt_only or body.prompt_logprobs is not None else 1)
     options = body.stream_options
     include_usage = stream and bool((options and options.include_usage) or body.twinpool)
@@ -157,6 +161,8 @@ def _common(body: GenerationBody, num_prompts: int, *, may_be_prompt_only: bool)
         logit_bias=_biases(body.logit_bias or {}),
         ignore_eos=bool(body.ignore_eos),
         stop_token_ids=tuple(body.stop_token_ids or ()),
+        allowed_token_ids=tuple(body.allowed_token_ids or ()),
+        bad_words=tuple(body.bad_words or ()),
         includes_stop=bool(body.include_stop_str_in_output),
         skips_special_tokens=body.skip_special_tokens is not False,
         num_prompt_logprobs=body.prompt_logprobs,

@@ -21,6 +21,7 @@ SLOWEST_BYTES_PER_S = 64 << 10
 BODIES_AT_ONCE = 16
 """Bodies of the largest size that may be held at the same time."""
 RETRY_AFTER_S = 1.0
+_JSON = "application/json"
 
 Parsed = TypeVar("Parsed")
 
@@ -59,8 +60,16 @@ class BodyInHand:
         self.size = 0
 
     async def parse(self, request: Request, parse: Callable[[bytes], Parsed]) -> Parsed:
-        """What `parse` makes of all of it, perhaps in a thread. Raises what `read` and `parse` do."""
+        """What `parse` makes of all of it, perhaps in a thread.
+
+        Raises:
+            HttpError: 415, it is a form, or compressed. JSON is read whatever its type says: curl calls it a form.
+
+        And what `read` and `parse` raise.
+        """
+        _refuse_unreadable(request)
         data = await self.read(request)
+        _refuse_form(request, data)
         return parse(data) if len(data) <= INLINE_BYTES else await asyncio.to_thread(parse, data)
 
     async def read(self, request: Request) -> bytes:
@@ -93,3 +102,33 @@ class BodyInHand:
             message = f"the body comes too slowly ({self.size} bytes so far); send it at once"
             raise HttpError(message, HTTPStatus.REQUEST_TIMEOUT) from None
         return b"".join(parts)
+
+
+def _refuse_unreadable(request: Request) -> None:
+    """Raises HttpError for what is no JSON whatever is in it, before it is read."""
+    encoding = request.headers.get("content-encoding", "").strip().lower()
+    if encoding not in ("", "identity"):
+        raise _unsupported(f"the body's content-encoding is {encoding[:80]!r}; send it as it is")
+    if (media_type := _media_type(request)).startswith("multipart/"):
+        raise _unsupported(_send_json(media_type))
+
+
+def _refuse_form(request: Request, data: bytes) -> None:
+    """Raises HttpError for what neither says that it is JSON nor begins like an object."""
+    media_type = _media_type(request)
+    says_json = media_type in ("", _JSON) or media_type.endswith("+json")
+    if not says_json and data and not data.lstrip().startswith(b"{"):
+        raise _unsupported(_send_json(media_type))
+
+
+def _media_type(request: Request) -> str:
+    """What the request says that its body is, without parameters; empty if it says nothing."""
+    return request.headers.get("content-type", "").partition(";")[0].strip().lower()
+
+
+def _send_json(media_type: str) -> str:
+    return f"the body's content-type is {media_type[:80]!r}; send a JSON object, with content-type {_JSON}"
+
+
+def _unsupported(message: str) -> HttpError:
+    return HttpError(message, HTTPStatus.UNSUPPORTED_MEDIA_TYPE)

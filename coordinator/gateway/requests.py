@@ -40,6 +40,8 @@ class GenerationRequest:
     each prompt token's, and with `echo` the answer has the prompt too. `timeout_s` is how long after it came in the
     answer must be complete; it may be infinite.
 
+    `bad_word_token_ids` are `bad_words` as sequences of tokens, once those are known (`bad_words.py`).
+
     `grammar`, what the answer must match by its `constraint`, and `make_parser`, which reads a text that has parts that
     are not content, are known when the prompt is (`with_prompt`).
     """
@@ -67,6 +69,9 @@ class GenerationRequest:
     logit_bias: tuple[tuple[int, float], ...] = ()
     ignore_eos: bool = False
     stop_token_ids: tuple[int, ...] = ()
+    allowed_token_ids: tuple[int, ...] = ()
+    bad_words: tuple[str, ...] = ()
+    bad_word_token_ids: tuple[tuple[int, ...], ...] = ()
     includes_stop: bool = False
     skips_special_tokens: bool = True
     num_logprobs: int | None = None
@@ -187,6 +192,8 @@ class GenerationRequest:
             logprobs=None if self.is_prompt_only else self.num_logprobs,
             prompt_logprobs=self.num_wanted_prompt_logprobs,
             grammar=self.grammar,
+            allowed_token_ids=self.allowed_token_ids,
+            bad_words=self.bad_word_token_ids,
         )
 
 

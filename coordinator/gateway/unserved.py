@@ -34,7 +34,7 @@ UNSERVED: Mapping[str, str] = {
     "/v1/fine_tuning": "fine-tuning is",
 }
 """What is not served here, by path; nor is what is below it."""
-_METHODS = ["GET", "POST", "DELETE"]
+_METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"]
 
 
 def mount_unserved(app: FastAPI) -> None:

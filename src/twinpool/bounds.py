@@ -32,6 +32,10 @@ MOST_BIAS = 100
 MOST_BIASES = 1024
 """Token ids to whose logits something is added."""
 MOST_GRAMMAR_CHARS = 1 << 18
+MOST_ALLOWED_IDS = 1 << 14
+MOST_BAD_WORDS = 1024
+"""As a client writes them; each is up to two sequences of tokens."""
+MOST_BAD_WORD_TOKENS = 64
 LEAST_LOGPROB = -9999.0
 """What minus infinity is told as, which JSON has no word for; as in vLLM."""
 
@@ -69,6 +73,10 @@ NumLogprobs = Annotated[int, Meta(ge=0, le=MOST_LOGPROBS)]
 GrammarSource = Annotated[str, Meta(min_length=1, max_length=MOST_GRAMMAR_CHARS)]
 
 TokenIds = Annotated[tuple[Count, ...], Meta(max_length=MOST_IDS)]
+TokenSequences = Annotated[
+    tuple[Annotated[tuple[Count, ...], Meta(min_length=1, max_length=MOST_BAD_WORD_TOKENS)], ...],
+    Meta(max_length=2 * MOST_BAD_WORDS),
+]
 Biases = Annotated[tuple[tuple[Count, Bias], ...], Meta(max_length=MOST_BIASES)]
 BlockIds = Annotated[tuple[Count, ...], Meta(max_length=MOST_IDS)]
 Digests = Annotated[tuple[Bits64, ...], Meta(max_length=MOST_IDS)]

@@ -21,6 +21,7 @@ from twinpool.bounds import (
     Size,
     Temperature,
     TokenIds,
+    TokenSequences,
     TopLogprobs,
 )
 
@@ -116,7 +117,8 @@ class SamplingParams:
     `repetition_penalty` 1, `presence_penalty` 0 and `frequency_penalty` 0 are off (`kernels/batch_sampling.py` has the
     formulas). `logit_bias` is (token id, what is added to its logit). `logprobs`: each output token comes with its log
     probability and that of so many of the likeliest; `prompt_logprobs`: so do the prompt's tokens but the first. None:
-    not asked for.
+    not asked for. `allowed_token_ids`: no others are in the answer, those that end it neither; empty: all are allowed.
+    `bad_words` are sequences of tokens that are not in it.
     """
 
     max_tokens: Size
@@ -135,6 +137,8 @@ class SamplingParams:
     logprobs: NumLogprobs | None = None
     prompt_logprobs: NumLogprobs | None = None
     grammar: Grammar | None = None
+    allowed_token_ids: TokenIds = ()
+    bad_words: TokenSequences = ()
 
     @property
     def has_penalties(self) -> bool:
@@ -144,7 +148,8 @@ class SamplingParams:
     @property
     def looks_back(self) -> bool:
         """Whether choosing a token takes more of the tokens before it than the model does."""
-        return self.has_penalties or self.grammar is not None
+        chooses = self.grammar is not None or self.allowed_token_ids or self.bad_words
+        return self.has_penalties or bool(chooses)
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,9 +24,13 @@ WORDS = "(north|south|east)(,(north|south|east)){31}"
 FEATURES: dict[str, dict[str, Any]] = {
     "greedy": {},
     "temperature": {"temperature": 0.9, "seed": 7},
-    "top_p": {"temperature": 1.1, "top_p": 0.8, "seed": 8},
+    "top_p and allowed tokens": {
+        "temperature": 1.1, "top_p": 0.8, "seed": 8, "allowed_token_ids": list(range(3, 300, 2)),
+    },
     "top_k": {"temperature": 1.0, "top_k": 40, "seed": 9},
-    "min_p": {"temperature": 0.9, "min_p": 0.02, "seed": 10},
+    "min_p and bad words": {
+        "temperature": 0.9, "min_p": 0.02, "seed": 10, "bad_words": ["the", "fox", "e", "o b", "abc"],
+    },
     "stop string": {},
     "stop token": {"temperature": 0.8, "seed": 11},
     "min_tokens": {"temperature": 1.3, "seed": 12, "min_tokens": NUM_TOKENS - 20, "ignore_eos": False},
@@ -39,7 +43,7 @@ FEATURES: dict[str, dict[str, Any]] = {
         },
     },
     "regex": {"temperature": 1.0, "seed": 14, "ignore_eos": False, "structured_outputs": {"regex": WORDS}},
-}
+}  # fmt: skip
 PROMPT = list(range(20, 140))
 Undisturbed = dict[str, tuple[dict[str, Any], Answer]]
 """By feature: the request, and its answer."""

@@ -106,6 +106,8 @@ def check_request(request: GenerationRequest) -> None:
     assert request.max_tokens is None or request.max_tokens >= 1
     assert request.min_tokens >= 0
     assert "" not in request.stop
+    assert all(word.strip() for word in request.bad_words)
+    assert all(token_id >= 0 for token_id in request.allowed_token_ids)
     assert all(token_id >= 0 for token_id in request.stop_token_ids)
     assert 1 <= request.n * len(request.prompts) <= MAX_CHOICES
     assert all(-100 <= bias <= 100 for _, bias in request.logit_bias)

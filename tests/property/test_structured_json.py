@@ -15,6 +15,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.default_model import default_model_dir
+from support.jobs import job
 
 from twinpool.engine.grammars import Grammars, Matcher
 from twinpool.engine.tokenizer import Tokenizer
@@ -121,7 +122,8 @@ def test_any_walk_through_the_allowed_tokens_ends_in_valid_json(schema: Schema, 
     choice = random.Random(seed)
     tokenizer, grammars = model()
     grammar = Grammar(GrammarKind.JSON_SCHEMA, json.dumps(schema))
-    matcher, tokens = grammars.matcher(grammar), list[int]()
+    work = job("a", 3, grammar=grammar)
+    matcher, tokens = grammars.matcher(work), list[int]()
     while (token := int(choice.choice(allowed(matcher)))) not in tokenizer.eos_token_ids:
         tokens.append(token)
         matcher.accept(token)
@@ -132,7 +134,7 @@ def test_any_walk_through_the_allowed_tokens_ends_in_valid_json(schema: Schema, 
     text = tokenizer.decode(tokens)
     assert is_valid(json.loads(text), schema), text
     seam = choice.randrange(len(tokens) + 1)
-    seen, resumed = grammars.matcher(grammar), grammars.matcher(grammar)
+    seen, resumed = grammars.matcher(work), grammars.matcher(work)
     for token in tokens[:seam]:
         allowed(seen)
         seen.accept(token)

@@ -30,6 +30,8 @@ _OPTIONS: dict[str, st.SearchStrategy[Any]] = {
     "frequency_penalty": st.sampled_from((-0.5, 1.0)),
     "repetition_penalty": st.sampled_from((0.8, 1.3)),
     "logit_bias": st.dictionaries(_IDS.map(str), st.sampled_from((-100, -2.5, 3)), max_size=4),
+    "allowed_token_ids": st.lists(_IDS, min_size=60, max_size=120, unique=True),
+    "bad_words": st.lists(st.text(st.sampled_from("abeoxth"), min_size=1, max_size=3), max_size=6),
     "stop": st.lists(st.text(st.sampled_from("abeox "), min_size=1, max_size=2), min_size=1, max_size=3),
     "stop_token_ids": st.lists(_IDS, min_size=1, max_size=3),
     "include_stop_str_in_output": st.booleans(),

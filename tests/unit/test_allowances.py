@@ -35,6 +35,34 @@ def test_a_tenant_that_has_not_asked_yet_has_all_and_is_not_counted_for_it() -> 
     assert accounts.allowances(LIMITED, 3.0).tokens == Allowance(600, 0.0, 60.0)
 
 
+def test_a_refusal_says_what_is_left_and_what_was_asked_for() -> None:
+    account = Account(LIMITED, now=0.0)
+    for _ in range(58):
+        account.admit(10, now=0.0)
+    refusal = account.refusal(5, now=0.0, num_requests=3)
+    assert refusal is not None
+    assert (
+        refusal.message
+        == "of 60 requests per minute 2 are left, and this asks for 3; there is enough in 1.0 s"
+    )
+    refusal = account.refusal(50, now=0.0)
+    assert refusal is not None
+    assert (
+        refusal.message
+        == "of 600 tokens per minute 20 are left, and this takes up to 50; there is enough in 3.0 s"
+    )
+    account.give_back(30, now=0.0)
+    assert account.refusal(50, now=0.0) is None
+
+
+def test_no_refusal_says_that_there_is_less_than_nothing() -> None:
+    account = Account(LIMITED, now=0.0)
+    account.admit(900, now=0.0)
+    refusal = account.refusal(1, now=0.0)
+    assert refusal is not None
+    assert "600 tokens per minute 0 are left" in refusal.message
+
+
 @given(
     steps=st.lists(st.tuples(st.floats(0, 30), st.floats(0, 50), st.booleans()), max_size=20),
     per_minute=st.integers(1, 100),

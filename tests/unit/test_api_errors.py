@@ -47,11 +47,66 @@ async def test_a_body_needs_no_content_type(client: httpx.AsyncClient) -> None:
     assert response.status_code == 200
 
 
+JSON_TEXT = b' {"prompt": "a"}'
+
+
+@pytest.mark.parametrize(
+    ("content_type", "content"),
+    [
+        ("text/plain", JSON_TEXT),
+        ("", JSON_TEXT),
+        ("application/json; charset=utf-8", JSON_TEXT),
+        ("application/vnd.api+json", JSON_TEXT),
+        (None, JSON_TEXT),
+    ],
+)
+async def test_json_is_read_whatever_its_type_says(
+    client: httpx.AsyncClient, content_type: str | None, content: bytes
+) -> None:
+    headers = {} if content_type is None else {"content-type": content_type}
+    assert (await client.post(COMPLETIONS, content=content, headers=headers)).status_code == 200
+
+
+@pytest.mark.parametrize("path", [COMPLETIONS, CHAT, "/v1/messages", "/v1/responses", "/tokenize"])
+@pytest.mark.parametrize(
+    ("headers", "content", "said"),
+    [
+        (
+            {"content-type": "multipart/form-data; boundary=x"},
+            JSON_TEXT,
+            "'multipart/form-data'; send a JSON object",
+        ),
+        (
+            {"content-type": "application/x-www-form-urlencoded"},
+            b"prompt=a",
+            "x-www-form-urlencoded'; send a JSON",
+        ),
+        ({"content-type": "text/plain"}, b"Hi", "'text/plain'; send a JSON"),
+        ({"content-encoding": "gzip"}, JSON_TEXT, "content-encoding is 'gzip'; send it as it is"),
+    ],
+)
+async def test_a_body_that_is_no_json_by_its_type_is_415(
+    client: httpx.AsyncClient, path: str, headers: dict[str, str], content: bytes, said: str
+) -> None:
+    answer = await client.post(path, content=content, headers=headers)
+    assert answer.status_code == 415
+    assert said in answer.json()["error"]["message"]
+    assert answer.headers["connection"] == "close"
+
+
+async def test_what_says_that_it_is_json_and_is_not_is_400(client: httpx.AsyncClient) -> None:
+    for headers in ({"content-type": "application/json"}, {}):
+        error = error_of(await client.post(COMPLETIONS, content=b"prompt=a", headers=headers), 400)
+        assert "not valid JSON" in error["message"]
+
+
 @pytest.mark.parametrize(
     ("body", "param"),
     [
         ({"prompt": [1, 10**6]}, "prompt"),
         ({"prompt": "a", "stop_token_ids": [10**6]}, "stop_token_ids"),
+        ({"prompt": "a", "allowed_token_ids": [10**6]}, "allowed_token_ids"),
+        ({"prompt": "a", "bad_words": ["the " * 99]}, "bad_words"),
         ({"prompt": "a", "logit_bias": {"1000000": 1}}, "logit_bias"),
         ({"prompt": ["a", ""]}, "prompt"),
         ({"prompt": [[1], [10**6]]}, "prompt"),

@@ -12,6 +12,7 @@ import pytest
 from support.gateway import MODEL, ScriptedService, error_of, events, says, tiny_tokenizer
 
 import twinpool
+from twinpool.coordinator.gateway.bad_words import token_sequences
 from twinpool.coordinator.gateway.prompts import INLINE_CHARS
 from twinpool.coordinator.service import Output
 from twinpool.engine.tokenizer import Tokenizer
@@ -254,6 +255,7 @@ async def test_sampling_fields_reach_the_workers(client: httpx.AsyncClient, serv
         "seed": 11, "ignore_eos": True, "min_tokens": 2, "stop_token_ids": [4, 9], "cache_salt": "tenant",
         "repetition_penalty": 1.2, "presence_penalty": -0.5, "frequency_penalty": 0.25, "logprobs": True,
         "top_logprobs": 3, "logit_bias": {"5": -100, "7": 1.5},
+        "allowed_token_ids": [3, 5], "bad_words": ["fox"],
     }  # fmt: skip
     await client.post(CHAT, json=body)
     sampling = service.submission.sampling
@@ -263,6 +265,8 @@ async def test_sampling_fields_reach_the_workers(client: httpx.AsyncClient, serv
     penalties = (sampling.repetition_penalty, sampling.presence_penalty, sampling.frequency_penalty)
     assert penalties == (1.2, -0.5, 0.25)
     assert sampling.logit_bias == ((5, -100), (7, 1.5))
+    assert sampling.allowed_token_ids == (3, 5)
+    assert sampling.bad_words == token_sequences(tiny_tokenizer(), ["fox"])
     assert (sampling.logprobs, sampling.prompt_logprobs) == (3, None)
     assert service.submission.cache_salt not in ("", "tenant")
 

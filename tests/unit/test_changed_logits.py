@@ -1,5 +1,5 @@
-"""Penalties, biases, bans and grammars change a row's logits as they are defined, in their order, and no other row's;
-log probabilities are of the logits before."""
+"""Penalties, biases, bans, lists and grammars change a row's logits as they are defined, in their order, and no other
+row's; log probabilities are of the logits before."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from twinpool.engine.look_back import LookBack
 from twinpool.engine.sampler import StepSampling
 from twinpool.kernels.batch_sampling import sample_rows
 from twinpool.kernels.sampling import sample_reference
-from twinpool.request import Grammar, Job, RequestKey, SamplingParams
+from twinpool.request import Job, RequestKey, SamplingParams
 
 NOTHING = float("-inf")
 PARAMS: dict[str, tuple[Any, ...]] = {
@@ -49,12 +49,21 @@ def defined(logits: torch.Tensor, piece: SequenceSlice) -> torch.Tensor:
         x = found[token_id] + sum(bias for biased, bias in params.logit_bias if biased == token_id)
         if params.grammar is not None and token_id % 3 != len(output) % 3:
             x = torch.tensor(NOTHING)
+        if params.allowed_token_ids and token_id not in params.allowed_token_ids:
+            x = torch.tensor(NOTHING)
         if token_id in prompt or token_id in output:
             x = x / params.repetition_penalty if x > 0 else x * params.repetition_penalty
         x = x - output.count(token_id) * params.frequency_penalty
         x = x - (token_id in output) * params.presence_penalty
-        found[token_id] = NOTHING if token_id in piece.banned_token_ids else x
+        is_banned = token_id in piece.banned_token_ids or completes(params.bad_words, output, token_id)
+        found[token_id] = NOTHING if is_banned else x
     return found
+
+
+def completes(bad_words: Sequence[tuple[int, ...]], output: tuple[int, ...], token_id: int) -> bool:
+    """Whether a bad word would be the end of the answer, within which it begins."""
+    longer = (*output, token_id)
+    return any(longer[-len(word) :] == word for word in bad_words)
 
 
 def reference(logits: torch.Tensor, piece: SequenceSlice) -> int:
@@ -76,6 +85,15 @@ def drawn(rng: np.random.Generator, name: str, vocab_size: int) -> SequenceSlice
     )
     wishes["seed"] = int(rng.integers(2**63))
     kept = output[: int(rng.integers(0, 7))]
+    if rng.random() < 0.4:
+        some = rng.permutation(vocab_size + 5)[: vocab_size * 2 // 3]
+        wishes["allowed_token_ids"] = tuple(some.tolist())
+    if rng.random() < 0.4:
+        lengths = rng.integers(0, 4, 12).tolist()
+        seen = [*prompt, *kept]  # what is longer than the answer begins in the prompt, and never occurs
+        wishes["bad_words"] = tuple(
+            (*seen[len(seen) - length :], int(rng.integers(0, vocab_size + 5))) for length in lengths
+        )
     return slice_of(name, prompt, kept, tuple(banned) if rng.random() < 0.4 else (), **wishes)
 
 
@@ -87,7 +105,7 @@ def test_a_batch_of_all_mixtures_gets_the_tokens_and_log_probabilities_of_the_de
     logits = torch.from_numpy(rng.standard_normal((16, vocab_size), np.float32) * 3)
     raw = logits.clone()
     # The made matcher takes any token, if with an error; what it allows follows from how many there were.
-    sampling = StepSampling(slices, lambda _grammar: Patient(vocab_size))
+    sampling = StepSampling(slices, lambda _job: Patient(vocab_size))
     found = sampling.choose(logits)
     assert found.failed == {}
     table = raw.double().log_softmax(-1)
@@ -120,7 +138,7 @@ def test_a_row_gets_in_a_batch_what_it_gets_alone_and_elsewhere(seed: int) -> No
     slices = [drawn(rng, str(i), 90) for i in range(8)]
     logits = torch.from_numpy(rng.standard_normal((8, 90), np.float32) * 2)
 
-    def matcher_of(_grammar: Grammar) -> MadeMatcher:
+    def matcher_of(_job: Job) -> MadeMatcher:
         return Patient(90)
 
     grown = []
@@ -160,13 +178,37 @@ def test_who_cannot_go_on_is_told_apart_and_the_others_get_their_tokens() -> Non
         slice_of("without", [5], [0], temperature=0.0, logprobs=1),
     ]
     logits = torch.linspace(1, 0, 12).repeat(4, 1)
-    found = StepSampling(slices, lambda _grammar: next(matchers)).choose(logits)
+    found = StepSampling(slices, lambda _job: next(matchers)).choose(logits)
     assert found.failed == {
         RequestKey("at a dead end", 0): "its grammar allows no token here",
         RequestKey("went astray", 0): "token 6 was not allowed",
     }
     assert (found.token_ids[0], found.token_ids[3]) == (2, 0)
     assert list(found.logprobs) == [RequestKey("without", 0)]
+
+
+def test_where_lists_leave_no_token_the_answer_cannot_go_on() -> None:
+    """Alone, with each other, with a grammar, and with the ban on what would end the answer too early."""
+    slices = [
+        slice_of("allowed and bad", [5], [1], allowed_token_ids=(2, 3, 99), bad_words=((2,), (1, 3))),
+        slice_of(
+            "another word", [5], [1], temperature=0.0, allowed_token_ids=(2, 3), bad_words=((2,), (2, 3))
+        ),
+        slice_of("allowed and min_tokens", [5], [1], (4,), allowed_token_ids=(4,)),
+        slice_of("allowed and grammar", [5], [1], allowed_token_ids=(3, 5), grammar=ANY),
+        slice_of("bad and grammar", [5], [1], bad_words=((1,), (4,), (7,), (10,)), grammar=ANY),
+        slice_of("all are bad", [5], [1], bad_words=tuple((token,) for token in range(12))),
+        slice_of("only beyond", [5], [1], allowed_token_ids=(12,)),
+        slice_of("one is left", [5], [1], bad_words=tuple((token,) for token in range(11))),
+        slice_of("plain", [5], [1], temperature=0.0),
+    ]
+    found = StepSampling(slices, lambda _job: Patient(12)).choose(torch.linspace(1, 0, 12).repeat(9, 1))
+    assert {key.request_id for key in found.failed} == {
+        "allowed and bad", "allowed and min_tokens", "allowed and grammar", "bad and grammar", "all are bad",
+        "only beyond",
+    }  # fmt: skip
+    assert all("no token is left" in reason for reason in found.failed.values())
+    assert (found.token_ids[1], *found.token_ids[7:]) == (3, 11, 0)
 
 
 def test_a_grammar_that_nobody_here_matches_fails_its_sequence_alone() -> None:

@@ -143,11 +143,14 @@ def test_replayed_steps_give_the_tokens_of_eager_ones_while_sequences_join_and_l
 def test_replayed_steps_change_logits_and_tell_of_them_as_eager_ones_do(
     runner: ModelRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Penalties, a bias, bans, a grammar, log probabilities: each of some of the sequences, which come and go."""
-    monkeypatch.setattr(runner, "matcher", lambda _grammar: MadeMatcher(runner.model_config.vocab_size))
+    """Penalties, a bias, bans, lists, a grammar, log probabilities: each of some sequences, which come and go."""
+    monkeypatch.setattr(runner, "matcher", lambda _job: MadeMatcher(runner.model_config.vocab_size))
     graphs = capture(runner, 5)
     wishes: dict[int, dict[str, Any]] = {
-        0: {"temperature": 0.0, "repetition_penalty": 1.7, "frequency_penalty": 1.5},
+        0: {
+            "temperature": 0.0, "repetition_penalty": 1.7, "frequency_penalty": 1.5,
+            "allowed_token_ids": tuple(range(0, 300, 2)), "bad_words": ((8,), (2, 4), (10, 12)),
+        },
         1: {"temperature": 1.0, "logit_bias": ((17, 100.0), (9000, 5.0)), "logprobs": 3},
         2: {"temperature": 2.0, "grammar": ANY},
         3: {"temperature": 0.5, "presence_penalty": 2.0, "logit_bias": ((4, 9.0),), "grammar": ANY, "logprobs": 0},
@@ -180,6 +183,7 @@ def test_replayed_steps_change_logits_and_tell_of_them_as_eager_ones_do(
         for name, token_id in zip(live, chosen.token_ids, strict=True):
             ids[name].append(token_id)
     assert ids[1][9:].count(17) == 4
+    assert not any(token_id % 2 or token_id == 8 for token_id in ids[0][9:])
     assert [token_id % 3 for token_id in ids[2][9:]] == [0, 1, 2, 0]
 
 

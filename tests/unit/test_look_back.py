@@ -12,7 +12,7 @@ from twinpool.engine.look_back import LookBack
 from twinpool.engine.past import Marks, Past, past_of
 from twinpool.errors import InvalidRequest, InvariantViolation
 from twinpool.kernels.batch_sampling import marks_of
-from twinpool.request import Grammar, Job, SamplingParams
+from twinpool.request import Job, SamplingParams
 
 VOCAB_SIZE = 40
 TOKENS = st.lists(st.integers(0, VOCAB_SIZE - 1), max_size=30)
@@ -23,7 +23,7 @@ def job_of(token_ids: list[int], num_emitted: int, **sampling: object) -> Job:
     return Job("a", 0, tuple(token_ids), params, (), num_emitted)
 
 
-def matcher_of(_grammar: Grammar) -> MadeMatcher:
+def matcher_of(_job: Job) -> MadeMatcher:
     return MadeMatcher(VOCAB_SIZE)
 
 
@@ -53,7 +53,13 @@ def test_a_sequence_that_goes_on_elsewhere_has_the_past_that_it_had(
     prompt: list[int], output: list[int], cut: int, repetition: float
 ) -> None:
     """One worker saw the prompt in chunks and each token as it ran; the other began with the job as it is by then."""
-    wishes = {"repetition_penalty": repetition, "frequency_penalty": 0.5, "grammar": ANY}
+    bad_words = ((1,), (2, 3), (2, 3, 4, 5), (9, 3), (3, 3, 3))
+    wishes = {
+        "repetition_penalty": repetition,
+        "frequency_penalty": 0.5,
+        "grammar": ANY,
+        "bad_words": bad_words,
+    }
     cut = min(cut, len(output))
     stayed = Past(job_of(prompt, 0, **wishes), matcher_of)
     stayed.take(prompt[: len(prompt) // 2], 0)
@@ -64,10 +70,18 @@ def test_a_sequence_that_goes_on_elsewhere_has_the_past_that_it_had(
         stayed.take([token_id], len(prompt) + index)
         if index >= cut:
             moved.take([token_id], len(prompt) + index)
+            assert moved.next_banned() == stayed.next_banned()
+    assert sorted(stayed.next_banned()) == sorted(
+        last for *first, last in bad_words if ends_with(output, first)
+    )
     assert in_order(moved.marks.rows()) == in_order(stayed.marks.rows())
     for past in (stayed, moved):
         assert isinstance(past.matcher, MadeMatcher)
         assert past.matcher.accepted == output
+
+
+def ends_with(output: list[int], tokens: list[int]) -> bool:
+    return output[len(output) - len(tokens) :] == tokens and len(tokens) <= len(output)
 
 
 def test_the_token_at_the_seam_is_taken_once_though_two_steps_have_it() -> None:
@@ -98,7 +112,7 @@ def test_only_the_repetition_penalty_counts_the_prompt_and_a_grammar_counts_noth
 
 
 def test_a_grammar_that_cannot_be_compiled_is_an_error_of_its_sequence_alone() -> None:
-    def refuse(_grammar: Grammar) -> MadeMatcher:
+    def refuse(_job: Job) -> MadeMatcher:
         raise InvalidRequest("it has no end")
 
     past = Past(job_of([1, 2], 1, grammar=ANY, frequency_penalty=1.0), refuse)
@@ -111,6 +125,8 @@ def test_a_sequence_has_one_past_and_none_if_nothing_looks_back() -> None:
     look_back = LookBack.of(job_of([1, 2], 0, presence_penalty=0.1))
     assert look_back is not None
     assert past_of(look_back, matcher_of) is past_of(look_back, matcher_of)
+    assert LookBack.of(job_of([1, 2], 0, bad_words=((1,),))) is not None
+    assert LookBack.of(job_of([1, 2], 0, allowed_token_ids=(1,))) is not None
     assert LookBack.of(job_of([1, 2], 0, logit_bias=((1, 2.0),), logprobs=3)) is None
     look_back.past = "something else"
     with pytest.raises(InvariantViolation, match="another kind"):

@@ -251,6 +251,16 @@ def test_a_job_that_cannot_go_on_is_refused_once_nothing_is_written_for_it(bench
     ]
 
 
+def test_what_sampling_looks_back_with_is_not_kept_until_the_hand_off(bench: Bench) -> None:
+    work = job("a", 6, grammar=GRAMMAR)
+    bench.start(work)
+    plan = bench.plan()
+    assert plan.batch.slices[0].look_back is not None
+    bench.handle(done(plan))
+    assert bench.core._jobs[work.key].prompt.look_back is None
+    assert messages(bench.tell(Cancel(work.key))) == [Dropped(work.key, "cancelled")]
+
+
 def test_cancel_of_a_queued_job_and_of_an_unknown_one_is_answered_at_once(bench: Bench) -> None:
     work = job("a", 6)
     bench.start(work)

@@ -11,9 +11,10 @@ import pytest
 from support.jobs import GRAMMAR, job
 
 from twinpool.engine.batch import StepBatch, StepOutput
+from twinpool.errors import ModelError
 from twinpool.messages import Cancel, Generate, Message, Prefill, PushTo, Reserve
 from twinpool.request import Job, RequestKey
-from twinpool.worker.preparation import Preparation
+from twinpool.worker.preparation import IDLE_S, Preparation
 
 WAIT_S = 10.0
 WORK = job("a", 3, grammar=GRAMMAR)
@@ -24,6 +25,8 @@ class Runner:
 
     def __init__(self, error: Exception | None = None, *, is_held: bool = False) -> None:
         self.asked: Queue[tuple[Job, str]] = Queue()
+        self.forgotten: list[RequestKey] = []
+        self.pieces: Queue[None] = Queue()
         self.may_end = threading.Event()
         self._error = error
         if not is_held:
@@ -37,6 +40,16 @@ class Runner:
         assert self.may_end.wait(WAIT_S)
         if self._error is not None:
             raise self._error
+
+    def forget(self, key: RequestKey) -> None:
+        self.forgotten.append(key)
+
+    def get_ahead(self) -> bool:
+        self.pieces.put(None)
+        assert self.may_end.wait(WAIT_S)
+        if self._error is not None:
+            raise self._error
+        return self.pieces.qsize() == 3
 
 
 class Bench:
@@ -96,6 +109,83 @@ async def test_a_cancelled_job_is_never_passed_on_nor_what_was_said_of_it() -> N
     await asyncio.to_thread(bench.preparation._executor.shutdown)
     await bench.until_passed(Cancel(second.key), Prefill(WORK, "d"))
     assert [asked.key for asked, _ in list(bench.runner.asked.queue)] == [WORK.key], "nor is it prepared"
+    assert bench.runner.forgotten == [second.key] * 2, (
+        "when it is cancelled, and when its turn would have been"
+    )
+    bench.preparation.close()
+
+
+async def test_a_job_that_leaves_leaves_nothing_behind_though_it_is_just_being_prepared() -> None:
+    bench = Bench(Runner(is_held=True))
+    bench.preparation.take(Prefill(WORK, "d"))
+    await asyncio.to_thread(bench.runner.asked.get, timeout=WAIT_S)
+    bench.preparation.take(Cancel(WORK.key))
+    assert bench.runner.forgotten == [WORK.key]
+    bench.runner.may_end.set()
+    await asyncio.to_thread(bench.preparation._executor.shutdown)
+    await asyncio.sleep(0)
+    assert bench.runner.forgotten == [WORK.key] * 2, "again, when it is there"
+    bench.preparation.left(RequestKey("another", 0))
+    assert bench.runner.forgotten[-1].request_id == "another"
+    bench.preparation.close()
+
+
+async def settled(bench: Bench) -> None:
+    """Returns when the thread has done all that it was given."""
+    await asyncio.wrap_future(bench.preparation._executor.submit(lambda: None))
+
+
+async def test_a_worker_that_is_idle_for_long_enough_gets_ahead_piece_by_piece_and_then_no_more() -> None:
+    bench = Bench(Runner())
+    look = bench.preparation.look
+    seen = []
+    for now, is_idle in (
+        (0.0, False), (1.0, True), (1.0 + IDLE_S / 2, True), (1.0 + IDLE_S, True),
+        (8.0, False), (9.0, True), (9.5, True), (9.0 + IDLE_S, True), (20.0, True), (30.0, True),
+    ):  # fmt: skip
+        look(now, is_idle=is_idle)
+        await settled(bench)
+        seen.append(bench.runner.pieces.qsize())
+    assert seen == [0, 0, 0, 1, 1, 1, 1, 2, 3, 3]
+    bench.preparation.close()
+
+
+async def test_one_piece_is_done_at_a_time_and_none_while_a_job_is_held_or_after_the_end() -> None:
+    bench = Bench(Runner(is_held=True))
+    for now in (0.0, 10.0, 20.0):
+        bench.preparation.look(now, is_idle=True)
+    await asyncio.to_thread(bench.runner.pieces.get, timeout=WAIT_S)
+    bench.preparation.look(30.0, is_idle=True)
+    bench.preparation.take(Generate(WORK))
+    bench.runner.may_end.set()
+    await bench.until_passed(Generate(WORK))
+    await settled(bench)
+    assert bench.runner.pieces.empty()
+    bench.preparation._held[WORK.key] = []
+    for now in (40.0, 50.0):
+        bench.preparation.look(now, is_idle=True)
+    del bench.preparation._held[WORK.key]
+    bench.preparation.close()
+    for now in (60.0, 70.0):
+        bench.preparation.look(now, is_idle=True)
+    await asyncio.to_thread(bench.preparation._executor.shutdown)
+    assert bench.runner.pieces.empty()
+
+
+@pytest.mark.parametrize(
+    ("error", "log"), [(ModelError("no end"), ""), (ImportError("words"), "made ready: ImportError")]
+)
+async def test_what_cannot_be_got_ahead_of_is_left_to_the_first_grammar(
+    error: Exception, log: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench = Bench(Runner(error))
+    for now in (0.0, 10.0, 20.0, 30.0):
+        bench.preparation.look(now, is_idle=True)
+        await settled(bench)
+    assert bench.runner.pieces.qsize() == 1
+    assert log in caplog.text
+    assert "words" not in caplog.text
+    assert bool(log) is bool(caplog.records)
     bench.preparation.close()
 
 

@@ -152,6 +152,12 @@ class Runner:
     def prepare(self, job: Job) -> None:
         raise NotImplementedError
 
+    def forget(self, key: RequestKey) -> None:
+        raise NotImplementedError
+
+    def get_ahead(self) -> bool:
+        raise NotImplementedError
+
 
 async def test_the_step_thread_goes_on_with_the_plan_ahead_and_ends_when_there_is_none() -> None:
     bench = Bench(job("a", 3, max_tokens=9))

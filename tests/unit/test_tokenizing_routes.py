@@ -125,11 +125,18 @@ async def test_routes_that_are_not_served_say_what_is(client: httpx.AsyncClient,
 
 
 @pytest.mark.parametrize("path", ["/v1/files/file-1", "/v1/batches/batch-1/cancel", "/v1/threads/thread-1"])
-@pytest.mark.parametrize("method", ["GET", "POST", "DELETE"])
+@pytest.mark.parametrize("method", ["GET", "POST", "PUT", "PATCH", "DELETE"])
 async def test_nor_is_what_is_below_them(client: httpx.AsyncClient, method: str, path: str) -> None:
     error = error_of(await client.request(method, path), 400)
     assert error["code"] == "not_supported"
     assert error["message"].startswith(f"{path}: ")
+
+
+@pytest.mark.parametrize("path", ["/v1/embeddings", "/v1/files/file-1", "/v1/responses/resp_1"])
+async def test_heads_of_them_are_as_what_get_gives(client: httpx.AsyncClient, path: str) -> None:
+    head, got = await client.head(path), await client.get(path)
+    assert head.status_code == got.status_code in (400, 404)
+    assert head.headers["content-type"] == got.headers["content-type"]
 
 
 async def test_a_path_that_only_begins_like_one_of_them_is_not_found(client: httpx.AsyncClient) -> None:

@@ -18,9 +18,9 @@ from twinpool.errors import InvariantViolation, StepStuck, StrangerRefused, Work
 from twinpool.join_token import JoinToken
 from twinpool.kv_transfer.connector import BlockRange, KVRegion, LocalEnd
 from twinpool.layout import Dtype, KVLayout
-from twinpool.messages import PeerInfo, Register, Reserve, WorkerStats
+from twinpool.messages import Dropped, DropReason, PeerInfo, Register, Reserve, WorkerStats
 from twinpool.metrics import Counters, WorkerMetric
-from twinpool.request import Job
+from twinpool.request import Job, RequestKey
 from twinpool.worker.core import (
     CancelReceive,
     Command,
@@ -29,6 +29,7 @@ from twinpool.worker.core import (
     PeerLinked,
     PlanAhead,
     ReceiveCancelled,
+    SendCoordinator,
     StepDone,
     StepPlan,
 )
@@ -81,12 +82,19 @@ class NoRunner:
 
     def __init__(self) -> None:
         self.prepared: Queue[Job] = Queue()
+        self.forgotten: list[RequestKey] = []
 
     def run(self, batch: StepBatch, on_layer_done: object = None) -> StepOutput:
         raise NotImplementedError
 
     def prepare(self, job: Job) -> None:
         self.prepared.put(job)
+
+    def forget(self, key: RequestKey) -> None:
+        self.forgotten.append(key)
+
+    def get_ahead(self) -> bool:
+        return True
 
 
 class StuckRunner(NoRunner):
@@ -230,6 +238,15 @@ async def test_a_job_with_a_grammar_is_prepared_while_the_core_hears_of_it() -> 
     assert FromCoordinator(message) in core.events
     shell.stop("the test is over")
     await running
+
+
+async def test_what_was_prepared_for_a_job_goes_with_it() -> None:
+    core, runner, key = Core(), NoRunner(), RequestKey("a", 0)
+    shell = shell_of(core, runner)
+    core.planned = [SendCoordinator(Dropped(key, DropReason.NO_ROOM))]
+    shell._start_step()
+    assert runner.forgotten == [key]
+    await shell._close()
 
 
 async def test_a_coordinator_that_does_not_answer_is_named_ever_more_rarely(

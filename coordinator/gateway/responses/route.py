@@ -49,7 +49,9 @@ class Responses:
         count = body_schema(ResponsesBody)
         app.add_api_route(f"{PATH}/{COUNT}", self.input_tokens, methods=["POST"], openapi_extra=count)
         stored = f"{PATH}/{{rest:path}}"
-        app.add_api_route(stored, self.stored, methods=["GET", "POST", "DELETE"], include_in_schema=False)
+        app.add_api_route(
+            stored, self.stored, methods=["GET", "HEAD", "POST", "DELETE"], include_in_schema=False
+        )
 
     async def create(self, request: Request) -> Response:
         """Answers turns that are sent as input, streamed or whole; in OpenAI's newer form."""
