@@ -29,6 +29,9 @@ RUNNING = (RequestState.PREFILLING, RequestState.TRANSFERRING, RequestState.DECO
 LACK_OF_ROOM = frozenset({DropReason.PREEMPTED, DropReason.NO_ROOM})
 """The worker is full, which is no fault of the request: such an attempt is not charged to it."""
 
+HANDED_ON = "handed on"
+"""The worker is to leave its pool. Nothing went wrong, so this is charged to nobody; each time was asked for."""
+
 FAULTS = frozenset({DropReason.TRANSFER, DropReason.DEADLINE})
 """Losses of a single attempt that somebody should look into, so each is a line in the log."""
 
@@ -80,7 +83,7 @@ class Custody:
         request.forget_outputs()
         if reason in FAULTS:
             self._emit(Note(f"attempt {request.attempt} at {request.request_id} is lost: {reason}, {detail}"))
-        if reason in LACK_OF_ROOM:
+        if reason in LACK_OF_ROOM or reason == HANDED_ON:
             request.uncharged_attempts.add(request.attempt)
         if (why_not := self._why_not_again(request, reason)) is not None:
             error = RequestFailed(f"{why_not}; the last loss: {request.timeline.attempts[-1].ended}")
@@ -95,7 +98,7 @@ class Custody:
         """Why the request is not started again; None: it may be, and if that is a retry, it is paid for."""
         if request.starts_charged >= self._max_attempts:
             return f"the request was lost {request.starts_charged} times and is not started again"
-        if reason in LACK_OF_ROOM or self._retries.try_spend():
+        if reason in LACK_OF_ROOM or reason == HANDED_ON or self._retries.try_spend():
             return None
         self._tally.add(CoordinatorMetric.RETRIES_REFUSED)
         return (

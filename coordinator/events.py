@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from twinpool.config import Role
+from twinpool.coordinator.pool_plan import PoolChange
 from twinpool.coordinator.request_record import EndedRequest
 from twinpool.coordinator.service import Output, Submission
 from twinpool.coordinator.tenants import Tenant
@@ -102,6 +104,42 @@ class PoolGivenUp:
 
 
 @dataclass(frozen=True, slots=True)
+class ChangeRole:
+    """That worker is to have `role`. What runs there has `wait_s` to end, then it is handed on to others. Answered by
+    Agree or Decline, with `ticket`; so are the two events that follow.
+    """
+
+    ticket: str
+    worker_id: str
+    role: Role
+    wait_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class DrainWorker:
+    """That worker is to end. `wait_s` is as in ChangeRole."""
+
+    ticket: str
+    worker_id: str
+    wait_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class SetPools:
+    """There are to be so many prefill and decode workers, each 1 or more (None: as many as now). `kept` are those that
+    a scaler keeps running, by id, whether they have joined yet or not; `why_no_start` says why none can be started
+    (empty: they can).
+    """
+
+    ticket: str
+    prefill: int | None
+    decode: int | None
+    wait_s: float
+    kept: Mapping[str, Role]
+    why_no_start: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """Time has passed. Comes at least every 100 ms."""
 
@@ -127,6 +165,9 @@ Event = (
     | FromWorker
     | WorkerLost
     | PoolGivenUp
+    | ChangeRole
+    | DrainWorker
+    | SetPools
     | Tick
     | Drain
     | Shutdown
@@ -171,6 +212,44 @@ class Refuse:
 
 
 @dataclass(frozen=True, slots=True)
+class Agree:
+    """What the operator asked for is being done: these changes, perhaps none."""
+
+    ticket: str
+    changes: tuple[PoolChange, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Decline:
+    """It is not done, and nothing of it: why."""
+
+    ticket: str
+    error: RequestError
+
+
+@dataclass(frozen=True, slots=True)
+class StartWorker:
+    """Start one more worker of that role."""
+
+    role: Role
+
+
+@dataclass(frozen=True, slots=True)
+class Reassign:
+    """Should that worker have to be started again, then with this role."""
+
+    worker_id: str
+    role: Role
+
+
+@dataclass(frozen=True, slots=True)
+class Retire:
+    """That worker is not to be started again. It holds nothing, and has been told to end, if it has ever joined."""
+
+    worker_id: str
+
+
+@dataclass(frozen=True, slots=True)
 class Record:
     """Write this into the record of requests."""
 
@@ -185,4 +264,6 @@ class Note:
     is_fault: bool = False
 
 
-Command = Send | EndProcess | Emit | Refuse | Record | Note
+Command = (
+    Send | EndProcess | Emit | Refuse | Agree | Decline | StartWorker | Reassign | Retire | Record | Note
+)

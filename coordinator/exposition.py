@@ -36,6 +36,8 @@ _LABEL_OF = {
     CoordinatorMetric.ATTEMPTS_LOST: "reason",
     CoordinatorMetric.HYBRID_CHOICES: "way",
     CoordinatorMetric.WORKERS_LOST: "role",
+    CoordinatorMetric.ROLE_CHANGES: "role",
+    CoordinatorMetric.WORKERS_DRAINED: "role",
 }
 _BLOCK_STATES = ("free", "owned", "cached", "quarantined", "leased")
 
@@ -130,6 +132,8 @@ class Exposition(Collector):
         yield _gauge(Gauge.RETRY_BUDGET, [], {(): core.retries.left})
         by_role = Counter(worker.role for worker in workers)
         yield _gauge(Gauge.WORKERS, ["role"], {(role.value,): by_role[role] for role in Role})
+        departing = Counter(worker.role for worker in workers if not worker.stays)
+        yield _gauge(Gauge.DEPARTING, ["role"], {(role.value,): departing[role] for role in Role})
         names = ["worker", "role"]
         yield _gauge(Gauge.LEGS, names, {(w.worker_id, w.role): len(w.legs) for w in workers})
         yield _gauge(

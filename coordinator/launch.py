@@ -22,6 +22,8 @@ RESTARTS_ALLOWED = 5
 RESTART_WINDOW_S = 120.0
 FIRST_BACKOFF_S = 0.5
 LONGEST_BACKOFF_S = 10.0
+RETIRED_WITHIN_S = 10.0
+"""A process that is to end for good is killed when it is still there after so long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +69,8 @@ def usable_cores() -> list[int]:
 class _Running:
     spec: WorkerSpec
     process: asyncio.subprocess.Process | None = None
-    is_given_up: bool = False
+    why_given_up: str = ""
+    is_retired: bool = False
     task: asyncio.Task[None] | None = None
 
 
@@ -113,17 +116,50 @@ class Launcher:
             arguments = (*running.spec.arguments, f"--num-blocks={num_blocks}")
             running.spec = replace(running.spec, arguments=arguments)
 
+    def kept(self) -> list[WorkerSpec]:
+        """The workers that run, or will be started again."""
+        return [r.spec for r in self._running.values() if not (r.why_given_up or r.is_retired)]
+
     def keeps(self, role: Role) -> bool:
-        """Whether some worker of this role runs, or will be started again."""
-        return any(r.spec.role is role and not r.is_given_up for r in self._running.values())
+        """Whether there is one of this role among them."""
+        return any(spec.role is role for spec in self.kept())
+
+    def failed(self) -> dict[str, str]:
+        """The workers that are not started again because they failed, and why."""
+        return {worker_id: r.why_given_up for worker_id, r in self._running.items() if r.why_given_up}
+
+    def names(self) -> frozenset[str]:
+        """The ids of all workers whose process may still run."""
+        return frozenset(self._running)
+
+    def assign(self, worker_id: str, role: Role) -> None:
+        """Further processes of that worker have this role."""
+        if (running := self._running.get(worker_id)) is not None:
+            running.spec = replace(running.spec, role=role)
+
+    def retire(self, worker_id: str) -> WorkerSpec | None:
+        """That worker is not started again, and its process is to end. Returns how it was run; None if there is no such
+        worker, or it is retired already."""
+        running = self._running.get(worker_id)
+        if running is None or running.is_retired:
+            return None
+        running.is_retired = True
+        if running.process is not None and running.process.returncode is None:
+            running.process.terminate()
+            asyncio.get_running_loop().call_later(RETIRED_WITHIN_S, self.kill, worker_id, running.process.pid)
+        return running.spec
 
     def _ended(self, running: _Running, task: asyncio.Task[None]) -> None:
-        """If `task` has failed, nobody starts that worker again, which must not go unnoticed."""
+        """If `task` has failed, nobody starts that worker again, which must not go unnoticed. A retired one's name is
+        free."""
+        if running.is_retired:
+            del self._running[running.spec.worker_id]
+            return
         if not task.cancelled() and (exc := task.exception()) is not None:
             self._give_up(running, f"its launcher failed: {exc!r}")
 
     def _give_up(self, running: _Running, reason: str) -> None:
-        running.is_given_up = True
+        running.why_given_up = reason
         self._on_given_up(running.spec, reason)
 
     def kill(self, worker_id: str, pid: int) -> None:
@@ -167,11 +203,11 @@ class Launcher:
         clock = asyncio.get_running_loop().time
         backoff_s = FIRST_BACKOFF_S
         starts: list[float] = []
-        while not self._stopping.is_set():
+        while not (self._stopping.is_set() or running.is_retired):
             starts.append(clock())
             status, reason = await self._run_once(running)
             starts = [t for t in starts if clock() - t < RESTART_WINDOW_S]
-            if self._stopping.is_set():
+            if self._stopping.is_set() or running.is_retired:
                 return
             if status == EXIT_CONFIG or len(starts) > RESTARTS_ALLOWED:
                 self._give_up(running, reason)
@@ -185,6 +221,8 @@ class Launcher:
             process = running.process = await self._spawn(running.spec)
         except OSError as exc:
             return None, f"cannot be started: {exc}"
+        if running.is_retired:  # while it was started
+            process.terminate()
         status = await process.wait()
         reason = f"exit status {status}" if status >= 0 else f"killed by {signal.Signals(-status).name}"
         self._on_exit(running.spec.worker_id, process.pid, reason)

@@ -32,7 +32,8 @@ class Membership:
     """Keeps the registry true.
 
     `emit` takes commands in order; `lose` takes a worker that is gone, why, and `now`: it settles the
-    worker's requests and calls `remove`. A process that counted as lost once never joins again: what it holds
+    worker's requests and calls `remove`. `succeeded` takes the incarnation of a process before it took another role,
+    and the one that it has now. A process that counted as lost once never joins again: what it holds
     is nobody's, so it is told to start anew, or to stop if its place is taken.
     """
 
@@ -42,11 +43,13 @@ class Membership:
         tally: Tally,
         emit: Callable[[Command], None],
         lose: Callable[[Worker, str, float], None],
+        succeeded: Callable[[str, str], None],
     ) -> None:
         self._config = config
         self._tally = tally
         self._emit = emit
         self._lose = lose
+        self._succeeded = succeeded
         self._lost: deque[str] = deque(maxlen=MAX_REMEMBERED_LOST)
         self._is_stopping = False
         self.registry = Registry()
@@ -94,7 +97,12 @@ class Membership:
         self._lost.append(worker.incarnation)
         if not worker.has_left:
             self._emit(EndProcess(worker.worker_id, worker.info.pid))
-        self._tally.add(CoordinatorMetric.WORKERS_LOST, worker.role)
+        if (departure := worker.departure) is None or departure.told_at is None:
+            self._tally.add(CoordinatorMetric.WORKERS_LOST, worker.role)
+        elif departure.role is None:
+            self._tally.add(CoordinatorMetric.WORKERS_DRAINED, worker.role)
+        elif not worker.has_left:
+            self._tally.add(CoordinatorMetric.WORKERS_LOST, worker.role)
         if worker.stats is not None:
             self._tally.retire_worker(worker.worker_id, worker.role, worker.stats.counters)
         self._emit(Note(f"worker {worker.worker_id} is gone: {reason}"))
@@ -132,8 +140,15 @@ class Membership:
             self._emit(Note(f"denied: {reason}"))
             return
         if (predecessor := self.registry.get(worker_id)) is not None:
-            self._lose(predecessor, "replaced by a new process of the same name", now)
+            if predecessor.incarnation == offer.succeeds:  # this has overtaken its Left
+                predecessor.has_left = True
+                self._lose(predecessor, "left for another role", now)
+            else:
+                self._lose(predecessor, "replaced by a new process of the same name", now)
         worker = self.registry.join(offer, now)
+        if offer.succeeds:
+            self._tally.add(CoordinatorMetric.ROLE_CHANGES, offer.role)
+            self._succeeded(offer.succeeds, offer.incarnation)
         self._welcome(worker)
         self._emit(
             Note(f"worker {worker_id} joined as {worker.role}, pid {offer.pid}, {offer.num_blocks} blocks")

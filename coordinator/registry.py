@@ -17,13 +17,29 @@ LEAST_PREFILL_CHUNK_TOKENS = 64
 OTHER_ROLE = {Role.PREFILL: Role.DECODE, Role.DECODE: Role.PREFILL}
 
 
+@dataclass(slots=True)
+class Departure:
+    """A worker's way out of its pool: it gets nothing new. It becomes a worker of `role`, or ends (None). What still
+    runs there at `hand_on_at` is handed on, and when it holds nothing it is told to go, at `told_at`."""
+
+    role: Role | None
+    hand_on_at: float
+    told_at: float | None = None
+
+    @property
+    def purpose(self) -> str:
+        """What the worker does, in words."""
+        return "is drained" if self.role is None else f"becomes a {self.role} worker"
+
+
 @dataclass(slots=True, eq=False)
 class Worker:
     """One live worker process and what it holds for requests.
 
     `legs` are the attempts that it has not let go of; `pending_tokens` their prompt tokens that are still to
     be computed, `held_tokens` the KV slots that they are predicted to fill. `seen_at` is when it was last
-    heard of; until `full_until` it gets nothing new; `has_left`: it said itself that it ends.
+    heard of; until `full_until` it gets nothing new; `has_left`: it said itself that it ends. `departure`: it is to
+    leave its pool. It has been in the pool since `joined_at`.
     """
 
     info: Register
@@ -34,6 +50,8 @@ class Worker:
     held_tokens: int = 0
     has_left: bool = False
     full_until: float = 0.0
+    departure: Departure | None = None
+    joined_at: float = 0.0
 
     @property
     def worker_id(self) -> str:
@@ -49,6 +67,17 @@ class Worker:
     def role(self) -> Role:
         """What it does."""
         return self.info.role
+
+    @property
+    def stays(self) -> bool:
+        """Whether it gets new work in its pool."""
+        return self.departure is None
+
+    @property
+    def keeps_cache(self) -> bool:
+        """Whether its process goes on in another role, and finds there what it has found here."""
+        departure = self.departure
+        return departure is not None and departure.role is not None and departure.told_at is not None
 
     @property
     def num_slots(self) -> int:
@@ -197,7 +226,7 @@ class Registry:
         """Takes the worker in. Its predecessor of that name must be removed before."""
         if self.terms is None:
             self.terms = offer
-        worker = Worker(offer, now)
+        worker = Worker(offer, now, joined_at=now)
         self._workers[offer.worker_id] = worker
         return worker
 
@@ -278,7 +307,7 @@ class Registry:
     def largest_pool_tokens(self) -> int:
         """KV slots of the sequence that fits on at least one worker of each pool, in tokens."""
         pools: dict[Role, int] = {}
-        for worker in self:
+        for worker in filter(_stays, self):
             pools[worker.role] = max(pools.get(worker.role, 0), worker.num_slots)
         return min(pools.values(), default=0)
 
@@ -293,3 +322,7 @@ class Registry:
     def default_in_flight(self) -> int:
         """How many sequences all workers together may hold."""
         return sum(worker.most_sequences for worker in self if worker.generates)
+
+
+def _stays(worker: Worker) -> bool:
+    return worker.stays

@@ -80,6 +80,13 @@ class PrefixIndex:
         for holders in self._holders.values():
             holders.discard(incarnation)
 
+    def rename(self, incarnation: str, successor: str) -> None:
+        """The process goes by another name, with the cache that it had."""
+        for holders in self._holders.values():
+            if incarnation in holders:
+                holders.remove(incarnation)
+                holders.add(successor)
+
 
 @dataclass(frozen=True, slots=True)
 class Route:
@@ -164,6 +171,10 @@ class Router:
         """The worker is gone, and its cache with it."""
         self._index.forget(worker.incarnation)
 
+    def succeeded(self, incarnation: str, successor: str) -> None:
+        """The process has another role now, under another incarnation, and has kept its cache."""
+        self._index.rename(incarnation, successor)
+
     def _by_prefill_cost(
         self, request: Request, role: Role, kind: LegKind, now: float
     ) -> list[tuple[Candidate, Worker]]:
@@ -195,7 +206,7 @@ class Router:
     def _heard_pairs(self, now: float) -> Iterator[tuple[Worker, Worker]]:
         """Linked pairs that may have room before long."""
         for prefill, decode, _ in self._registry.links():
-            if all(now - worker.seen_at <= self._quiet_s for worker in (prefill, decode)):
+            if all(w.stays and now - w.seen_at <= self._quiet_s for w in (prefill, decode)):
                 yield prefill, decode
 
     def _able_hybrids(self, request: Request, now: float) -> Iterator[Worker]:
@@ -208,9 +219,9 @@ class Router:
                     yield worker
 
     def _can_take(self, worker: Worker, kind: LegKind, request: Request, now: float) -> bool:
-        """Whether the worker has a pool that the whole request fits in, has been heard of lately, did not just have to
-        preempt, and, if it decodes, holds fewer than `most_sequences`."""
-        if now < worker.full_until or now - worker.seen_at > self._quiet_s:
+        """Whether the worker stays in its pool, which the whole request fits in, has been heard of lately, did not just
+        have to preempt, and, if it decodes, holds fewer than `most_sequences`."""
+        if now < worker.full_until or now - worker.seen_at > self._quiet_s or not worker.stays:
             return False
         if request.max_slots > worker.num_slots:
             return False

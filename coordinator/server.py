@@ -13,11 +13,13 @@ from twinpool.clock import Clock, MonotonicClock
 from twinpool.config import CoordinatorConfig, Role
 from twinpool.coordinator.events import (
     Abandoned,
+    Agree,
     Arrived,
     Cancelled,
     Command,
     Completed,
     Cut,
+    Decline,
     Delivered,
     Drain,
     Emit,
@@ -27,14 +29,18 @@ from twinpool.coordinator.events import (
     Knocked,
     Note,
     PoolGivenUp,
+    Reassign,
     Record,
     Refuse,
+    Retire,
     Send,
     Shutdown,
+    StartWorker,
     Tick,
     WorkerLost,
 )
 from twinpool.coordinator.exposition import Exposition
+from twinpool.coordinator.pool_desk import PoolDesk
 from twinpool.coordinator.record_file import RequestRecorder, start_recorder
 from twinpool.coordinator.service import Output, RequestFacts, Submission, Take
 from twinpool.coordinator.state import CoordinatorCore
@@ -92,6 +98,7 @@ class Coordinator:
         self._own_counts: Counter[WorkerMetric] = Counter()
         self._junk_log = JunkLog(log)
         self._exposition = Exposition(self._core, self._own_counts, self.now)
+        self.pool_desk = PoolDesk(self._core.registry, self._handle, self.now)
         self._recorder: RequestRecorder | None = None
         self._streams: dict[str, OutputStream] = {}
         self._refusals: dict[str, RequestError] = {}
@@ -159,6 +166,10 @@ class Coordinator:
     def members(self) -> frozenset[str]:
         """The ids of the workers that have joined."""
         return frozenset(worker.worker_id for worker in self._core.registry)
+
+    def least_num_blocks(self) -> int | None:
+        """The size of the smallest KV pool of a worker that has joined; None before the first has."""
+        return min((worker.info.num_blocks for worker in self._core.registry), default=None)
 
     def past_num_blocks(self, worker_id: str) -> int | None:
         """How large the KV pool of that worker's last process was, once it is gone; None if it never joined."""
@@ -325,6 +336,8 @@ class Coordinator:
                     self._recorder.put(ended)
             case Refuse(request_id, error):
                 self._refusals[request_id] = error
+            case Agree() | Decline() | StartWorker() | Reassign() | Retire():
+                self.pool_desk.carry_out(command)
             case Note(text, is_fault):
                 log.log(logging.ERROR if is_fault else logging.INFO, "%s", text)
 

@@ -20,6 +20,7 @@ from twinpool.coordinator.gateway.key_ring import KeyRing
 from twinpool.coordinator.gateway.meter import GatewayMeter
 from twinpool.coordinator.gateway.routes import create_app
 from twinpool.coordinator.launch import Launcher, WorkerSpec
+from twinpool.coordinator.scaler import HostScaler
 from twinpool.coordinator.server import Coordinator
 from twinpool.engine.model_files import ResolvedModel, resolve
 from twinpool.engine.tokenizer import Tokenizer
@@ -110,9 +111,15 @@ class _Site:
                 {VARIABLE: self._config.join_token.text},
             )
             self._launcher = launcher
+            coordinator.pool_desk.scaler = HostScaler(
+                launcher, self._workers, coordinator.members, coordinator.least_num_blocks
+            )
             ending.push_async_callback(self._stop_workers, launcher)
             meter = GatewayMeter()
-            app = create_app(coordinator, tokenizer, name, limits=self._gateway, keys=self._keys, meter=meter)
+            app = create_app(
+                coordinator, tokenizer, name, limits=self._gateway, keys=self._keys, meter=meter,
+                pools=coordinator.pool_desk,
+            )  # fmt: skip
             http = await serve_http(
                 app, self._config.host, self._config.port, self._gateway, meter, self._fail
             )

@@ -35,6 +35,8 @@ from twinpool.coordinator.health import Health
 from twinpool.coordinator.hybrid import capability
 from twinpool.coordinator.lifecycle import Leg, LegKind, Move, Request
 from twinpool.coordinator.membership import Membership
+from twinpool.coordinator.partings import Partings
+from twinpool.coordinator.pools import Pools
 from twinpool.coordinator.registry import Worker
 from twinpool.coordinator.request_record import EndedRequest
 from twinpool.coordinator.retries import RetryBudget
@@ -62,7 +64,6 @@ from twinpool.messages import (
 from twinpool.metrics import CoordinatorMetric, Timing
 from twinpool.request import FinishReason, RequestKey, RequestState
 
-LOST = "worker lost"
 FULL_PAUSE_S = 0.2
 """A worker that sent a job back for lack of room gets nothing new for so long: it would only send it back again."""
 QUIET_HEARTBEATS = 4
@@ -97,7 +98,13 @@ class CoordinatorCore:
         self.accounts = Accounts()
         self.retries = RetryBudget(config.retry_budget)
         self.queue = WaitingQueue(aged_s=config.max_wait_s * AGED_SHARE)
-        self.membership = Membership(config, self.tally, self._commands.append, self._lose)
+        self.membership = Membership(
+            config,
+            self.tally,
+            self._commands.append,
+            self._lose,
+            lambda *names: self._router.succeeded(*names),
+        )
         self.registry = self.membership.registry
         self._custody = Custody(
             config, self.queue, self.registry, self.retries, self.tally, self._commands.append
@@ -110,6 +117,8 @@ class CoordinatorCore:
             self._custody.answers,
             QUIET_HEARTBEATS * config.heartbeat_s,
         )
+        self._partings = Partings(self._custody, self._router, self.membership.remove)
+        self.pools = Pools(config, self.registry, self._lose, self._partings.hand_on, self._commands.append)
         self._health = Health(self.registry, config.stall_s)
         self._clients = Clients(
             config,
@@ -132,6 +141,7 @@ class CoordinatorCore:
         """
         try:
             self._take(event, now)
+            self.pools.advance(now)
             self._dispatch(now)
         except InvariantViolation as exc:
             self._custody.give_up(exc.request_id, now)
@@ -163,11 +173,17 @@ class CoordinatorCore:
                 self._clients.delivered(request_id, now)
             case events.WorkerLost(worker_id, incarnation, reason):
                 if (worker := self.registry.live(worker_id, incarnation)) is not None:
+                    # One that was told to take another role holds nothing, and has gone to do so or is dead: either
+                    # way its process is not to be ended.
+                    worker.has_left |= worker.keeps_cache
                     self._lose(worker, reason, now)
             case events.PoolGivenUp(role, reason):
                 self._given_up[role] = reason
+            case events.ChangeRole() | events.DrainWorker() | events.SetPools():
+                self.pools.take(event, now)
+                self._given_up.clear()  # whoever starts workers may start some
             case events.Drain():
-                self._clients.is_draining = True
+                self._clients.is_draining = self.pools.is_closed = True
             case events.Shutdown():
                 self._shut_down(now)
 
@@ -357,22 +373,8 @@ class CoordinatorCore:
     # ── losses and ends ─────────────────────────────────────────────────────────────────────────────────────
 
     def _lose(self, worker: Worker, reason: str, now: float) -> None:
-        """The worker is gone with all it held. Its requests go on elsewhere, the oldest first."""
-        legs = sorted(worker.legs.values(), key=lambda leg: leg.request.timeline.received_at, reverse=True)
-        for leg in legs:
-            self._custody.close(leg)
-        self._router.forget(worker)
-        self.membership.remove(worker, reason)
-        for leg in legs:
-            request = leg.request
-            if leg.cancelled_at is not None:
-                self._custody.settle(request, now)
-            elif leg.kind is LegKind.PREFILL and request.state is RequestState.TRANSFERRING:
-                # Decode may have all of it already: it says HandoffReport or, once it hears of the loss,
-                # Dropped.
-                continue
-            else:
-                self._custody.resume(request, LOST, now, detail=f"worker {worker.worker_id} {reason}")
+        self._partings.lose(worker, reason, now)
+        self.pools.gone(worker)
 
     # ── time and shutdown ───────────────────────────────────────────────────────────────────────────────────
 
@@ -387,7 +389,7 @@ class CoordinatorCore:
             self.check()
 
     def _shut_down(self, now: float) -> None:
-        self._clients.is_draining = True
+        self._clients.is_draining = self.pools.is_closed = True
         error = RequestFailed("the server stopped before the answer was complete")
         self._clients.time_out_all(error, now)
         self.membership.stop_all()

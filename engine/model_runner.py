@@ -218,15 +218,33 @@ class ModelRunner:
                     piece = SequenceSlice(key, token_ids, start, blocks, sampling, banned_token_ids=(0,))
                     self.run(StepBatch((piece,)))
         self._warm_up_head(SequenceSlice(key, [0] * length, 0, blocks))
-        if self.device.type == "cuda" and most_decodes:
-            if self.model_config.family is None:
-                self.why_no_graphs = (
-                    "this model runs through transformers: its decode steps are launched kernel by kernel"
-                )
-                log.warning("%s", self.why_no_graphs)
-                return
-            self.capture(CudaRecorder(self.device), most_decodes)
-            log.info("decode steps of up to %d sequences are captured as CUDA graphs", most_decodes)
+        self.capture_decodes(most_decodes)
+
+    def capture_decodes(self, most_decodes: int) -> None:
+        """On a GPU, captures decode steps of up to `most_decodes` sequences, unless that is done. Writes no KV."""
+        if self.device.type != "cuda" or not most_decodes or self.graphs is not None:
+            return
+        if self.model_config.family is None:
+            self.why_no_graphs = (
+                "this model runs through transformers: its decode steps are launched kernel by kernel"
+            )
+            log.warning("%s", self.why_no_graphs)
+            return
+        self.capture(CudaRecorder(self.device), most_decodes)
+        log.info("decode steps of up to %d sequences are captured as CUDA graphs", most_decodes)
+
+    def move_pool(self, memory: memoryview, block_ids: Sequence[int]) -> None:
+        """From now on the pool, or on a GPU its mirror, lies in `memory`, which is as large: of a pool, only the blocks
+        `block_ids` go along. No step runs meanwhile."""
+        past, self.memory = self.memory, memory.cast("B")[: len(self.memory)]
+        if self.device.type == "cuda":
+            self.mirror = HostMirror(self.kv, self.memory)
+            return
+        shape = (-1, self.layout.block_bytes)
+        old, new = (np.frombuffer(each, np.uint8).reshape(shape) for each in (past, self.memory))
+        for block in block_ids:
+            new[block] = old[block]
+        self.kv = pool_view(torch.frombuffer(self.memory, dtype=torch.uint8), self.kv.shape, self.kv.dtype)
 
     @torch.inference_mode()
     def _warm_up_head(self, piece: SequenceSlice) -> None:

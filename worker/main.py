@@ -10,16 +10,17 @@ import signal
 import socket
 import uuid
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import setproctitle
 import torch
 import uvloop
 
 from twinpool import collector
-from twinpool.config import Role, TransportName, WorkerConfig
+from twinpool.config import Role, TransportName, WorkerConfig, is_loopback
 from twinpool.engine.compilation import noticing_compilation
-from twinpool.engine.host_memory import host_memory
 from twinpool.engine.model_runner import Allocate, ModelRunner
 from twinpool.errors import (
     ConfigError,
@@ -42,38 +43,49 @@ from twinpool.messages import Register
 from twinpool.private_log import log_to_stderr
 from twinpool.worker.core import StepTimed
 from twinpool.worker.links import LinkSettings, LocalPool
+from twinpool.worker.parts import CountingCore, WorkerParts
+from twinpool.worker.pool_memory import PoolMemory
 from twinpool.worker.process import EXIT_CONFIG, EXIT_FAILED, EXIT_START_ANEW, start_anew, watch_lifeline
-from twinpool.worker.shell import CountingCore, WorkerParts, WorkerShell
+from twinpool.worker.shell import WorkerShell
 from twinpool.worker.timed_steps import timed_steps
 
 log = logging.getLogger(__name__)
 
 CoreFactory = Callable[[int, KVLayout, str, str], CountingCore]
-"""(num_blocks, layout, fingerprint, incarnation) → the core of the worker's role."""
+"""(num_blocks, layout, fingerprint, incarnation) → the core of one role."""
 
 
-def run_worker(config: WorkerConfig, make_core: CoreFactory) -> int:
-    """Runs a worker in this process until it is told to stop; returns the exit status."""
-    worker_id = config.link.worker_id
-    setproctitle.setproctitle(f"twinpool worker --role {config.role} --id {worker_id}")
-    log_to_stderr(worker_id)
+def run_worker(config: WorkerConfig, core_of: Callable[[Role], CoreFactory]) -> int:
+    """Runs a worker in this process until it is told to stop; returns the exit status. One that was started by hand
+    and lost its coordinator begins anew instead, as a process that holds nothing; one that `serve` started leaves that
+    to `serve`.
+    """
+    setproctitle.setproctitle(_title(config, config.role))
+    log_to_stderr(config.link.worker_id)
+    process = _Process(config, core_of)
     try:
         require_kv_host(config)
         _bind_threads(config)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as loop:
-            return loop.run(_run(config, make_core))
+            return loop.run(process.run())
     except (ConfigError, ModelError, WorkerDenied) as exc:
         log.error("%s", exc)
         return EXIT_CONFIG
     except NotAMember as exc:
         log.warning("%s; all that it holds is given up", exc)
-        return EXIT_START_ANEW
     except Exception as exc:  # in our log whatever it is: Python's own words may quote a prompt
         if isinstance(exc, TwinpoolError) and not isinstance(exc, InvariantViolation):
             log.error("%s", exc)
         else:
             log.exception("a bug in Twinpool; please report it")
         return EXIT_FAILED
+    if config.link.lifeline_fd is None:
+        start_anew(process.role, config.link.worker_id)
+    return EXIT_START_ANEW
+
+
+def _title(config: WorkerConfig, role: Role) -> str:
+    return f"twinpool worker --role {role} --id {config.link.worker_id}"
 
 
 def _bind_threads(config: WorkerConfig) -> None:
@@ -107,64 +119,112 @@ def require_graphs(config: WorkerConfig, why_none: str) -> None:
         raise ConfigError(f"--strict: {why_none}; with --enforce-eager that is what was asked for")
 
 
-async def _run(config: WorkerConfig, make_core: CoreFactory) -> int:
-    loop = asyncio.get_running_loop()
-    shell: WorkerShell | None = None
-    asked_to_stop: list[str] = []
+class _Process:
+    """A worker process: one model and one KV pool, and the roles that it has with them, one after the other. `role` is
+    the one that it has, or is to have."""
 
-    def stop(reason: str) -> None:
-        asked_to_stop.append(reason)
-        if shell is not None:
-            shell.stop(reason)
+    def __init__(self, config: WorkerConfig, core_of: Callable[[Role], CoreFactory]) -> None:
+        self._config = config
+        self._core_of = core_of
+        self._shell: WorkerShell | None = None
+        self._asked_to_stop = False
+        self.role = config.role
 
-    def orphaned() -> None:
-        loop.call_soon_threadsafe(stop, "the coordinator is gone")
+    async def run(self) -> int:
+        """Loads the model and works until told to stop. Raises as `WorkerShell.run` and `load_runner` do."""
+        config, loop = self._config, asyncio.get_running_loop()
 
-    if config.link.lifeline_fd is not None:
-        watch_lifeline(config.link.lifeline_fd, orphaned)
-    loop.add_signal_handler(signal.SIGTERM, stop, "SIGTERM")
-    loop.add_signal_handler(signal.SIGINT, stop, "Ctrl-C")
+        def orphaned() -> None:
+            loop.call_soon_threadsafe(self._stop, "the coordinator is gone")
 
-    transfer = config.transfer
-    end = LocalEnd(config.link.worker_id, uuid.uuid4().hex[:12], transfer.deployment, transfer.host)
-    shared: list[SharedPool] = []
-    life = Life(end) if config.role is Role.PREFILL and shm_pool.why_unavailable() is None else None
+        if config.link.lifeline_fd is not None:
+            watch_lifeline(config.link.lifeline_fd, orphaned)
+        loop.add_signal_handler(signal.SIGTERM, self._stop, "SIGTERM")
+        loop.add_signal_handler(signal.SIGINT, self._stop, "Ctrl-C")
+        memory = PoolMemory(config, _new_end(config))
+        try:
+            with noticing_compilation(_say_compiling):
+                runner = await asyncio.to_thread(load_runner, config, memory.allocate)
+                await asyncio.to_thread(runner.warm_up, most_captured_decodes(config))
+            require_graphs(config, runner.why_no_graphs)
+            if not self._asked_to_stop:
+                await self._work(runner, memory)
+            return 0
+        except StepStuck as exc:
+            log.error("%s", exc)
+            memory.close()
+            # No orderly end: the step thread never comes back, and may hold any lock. So this process's life goes on
+            # until the process is no more.
+            if config.link.lifeline_fd is None:
+                start_anew(self.role, config.link.worker_id)
+            os._exit(EXIT_FAILED)
+        finally:
+            memory.close()
 
-    def allocate(num_bytes: int) -> memoryview:
-        if _wants_shared_memory(config):
-            shared.append(SharedPool(num_bytes, end))
-            return shared[0].memory
-        return host_memory(num_bytes)
+    def _stop(self, reason: str) -> None:
+        self._asked_to_stop = True
+        if self._shell is not None:
+            self._shell.stop(reason)
 
-    try:
-        with noticing_compilation(_say_compiling):
-            runner = await asyncio.to_thread(load_runner, config, allocate)
-            await asyncio.to_thread(runner.warm_up, most_captured_decodes(config))
+    async def _work(self, runner: ModelRunner, memory: PoolMemory) -> None:
+        """In one role after the other, until told to stop."""
+        parts = self._parts(runner, memory.shared, _new_end(self._config))
+        if self._config.scheduler.hybrid:
+            for timed in await asyncio.to_thread(_timed_steps, runner, self._config):
+                parts.core.handle(timed, asyncio.get_running_loop().time())
+        collector.begin()
+        shell = _shell_of(parts)
+        while True:
+            self._shell = shell
+            if self._asked_to_stop:  # while it was made
+                shell.stop("the process was told to")
+            try:
+                reason = await shell.run()
+            finally:
+                self.role = shell.next_role or self.role
+            if shell.next_role is None or self._asked_to_stop:
+                log.info("stopped: %s", reason)
+                return
+            log.info("%s, with the same model and KV pool", reason)
+            try:
+                parts = await self._next_parts(runner, memory, parts)
+                shell = _shell_of(parts)
+            except ConfigError as exc:
+                raise NotAMember(f"this process cannot be a {self.role} worker: {exc}") from exc
+
+    async def _next_parts(self, runner: ModelRunner, memory: PoolMemory, past: WorkerParts) -> WorkerParts:
+        """Those of another role, whose core can find what the `past` one could. Raises ConfigError."""
+        end, cache = _new_end(self._config), past.core.pool
+        setproctitle.setproctitle(_title(self._config, self.role))
+        config = replace(self._config, role=self.role)
+        await asyncio.to_thread(memory.fit, self.role, end, runner, cache)
+        await asyncio.to_thread(runner.capture_decodes, most_captured_decodes(config))
         require_graphs(config, runner.why_no_graphs)
-        if not asked_to_stop:
-            pool = shared[0] if shared else None
-            parts = worker_parts(config, make_core, runner, end, pool, life.name if life else "")
-            if config.scheduler.hybrid:
-                for timed in await asyncio.to_thread(_timed_steps, runner, config):
-                    parts.core.handle(timed, loop.time())
-            collector.begin()
-            shell = WorkerShell(parts)
-            log.info("stopped: %s", await shell.run())
-        return 0
-    except StepStuck as exc:
-        log.error("%s", exc)
-        for pool in shared:
-            pool.close()
-        # No orderly end: the step thread never comes back, and may hold any lock. So this process's life goes on until
-        # the process is no more.
-        if config.link.lifeline_fd is None:
-            start_anew()
-        os._exit(EXIT_FAILED)
-    finally:
-        for pool in shared:
-            pool.close()
-        if life is not None:
-            life.close()
+        parts = self._parts(runner, memory.shared, end)
+        parts.core.pool.inherit(cache)
+        return replace(
+            parts, register=msgspec.structs.replace(parts.register, succeeds=past.register.incarnation)
+        )
+
+    def _parts(self, runner: ModelRunner, shared: SharedPool | None, end: LocalEnd) -> WorkerParts:
+        config = replace(self._config, role=self.role)
+        life = Life(end) if self.role is Role.PREFILL and shm_pool.why_unavailable() is None else None
+        parts = worker_parts(config, self._core_of(self.role), runner, end, shared, life.name if life else "")
+        return parts if life is None else replace(parts, on_silence=life.close)
+
+
+def _new_end(config: WorkerConfig) -> LocalEnd:
+    """The worker under a new incarnation."""
+    transfer = config.transfer
+    return LocalEnd(config.link.worker_id, uuid.uuid4().hex[:12], transfer.deployment, transfer.host)
+
+
+def _shell_of(parts: WorkerParts) -> WorkerShell:
+    try:
+        return WorkerShell(parts)
+    except BaseException:
+        parts.on_silence()
+        raise
 
 
 def _say_compiling() -> None:
@@ -179,18 +239,6 @@ def _say_compiling() -> None:
 def _timed_steps(runner: ModelRunner, config: WorkerConfig) -> list[StepTimed]:
     size, most = runner.num_blocks, config.scheduler.max_num_seqs
     return list(timed_steps(runner, size, runner.layout.block_size, runner.max_model_len, most))
-
-
-def _wants_shared_memory(config: WorkerConfig) -> bool:
-    if config.role is not Role.DECODE or config.transfer.transport not in (
-        TransportName.AUTO,
-        TransportName.SHM,
-    ):
-        return False
-    missing = shm_pool.why_unavailable()
-    if missing and config.transfer.transport is TransportName.SHM:
-        raise ConfigError(f"--transport is shm; {missing}")
-    return missing is None
 
 
 def load_runner(config: WorkerConfig, allocate: Allocate) -> ModelRunner:
@@ -246,6 +294,7 @@ def worker_parts(
             max_model_len=runner.max_model_len,
             max_num_seqs=config.scheduler.max_num_seqs,
             itl_budget_s=config.scheduler.itl_budget_ms / 1e3 if config.scheduler.hybrid else None,
+            fixed_role=why_fixed(config),
         ),
         link=config.link,
         settings=LinkSettings(
@@ -262,6 +311,21 @@ def worker_parts(
         peer_bind=f"tcp://{config.transfer.host}:*",
         step_timeout_s=config.engine.step_timeout_s,
     )
+
+
+def why_fixed(config: WorkerConfig) -> str:
+    """Why such a worker cannot take another role; empty if it can."""
+    if config.role is Role.COLOCATED:
+        return "a colocated worker does both already"
+    if config.scheduler.hybrid:
+        return "a hybrid (--hybrid) helps the other pool by itself"
+    is_alone = is_loopback(config.transfer.host) and not is_loopback(config.link.coordinator)
+    if config.role is Role.PREFILL and is_alone:
+        return (
+            f"its --kv-host is {config.transfer.host}, where no worker of another host could reach it as a decode "
+            "worker; start it with an address of its own"
+        )
+    return ""
 
 
 def _announce(config: WorkerConfig, runner: ModelRunner) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 EXIT_FAILED = 1
@@ -17,10 +17,21 @@ EXIT_ORPHANED = 4
 """The process that started the worker is gone."""
 
 
-def start_anew() -> NoReturn:
-    """Replaces this process by a new one with the same command line: its threads, memory and locks are gone at once,
-    whatever they hang in."""
-    os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+def start_anew(role: str, worker_id: str) -> NoReturn:
+    """Replaces this process by a new one with the same command line, but for the role, which may have changed, and the
+    name, which is made of it unless it was given: threads, memory and locks are gone at once, whatever they hang in."""
+    os.execv(sys.executable, [sys.executable, *arguments_anew(sys.orig_argv[1:], role, worker_id)])
+
+
+def arguments_anew(arguments: Sequence[str], role: str, worker_id: str) -> list[str]:
+    """The command line of a process that starts anew: what comes last counts.
+
+    >>> arguments_anew(["-m", "twinpool", "worker", "--role=decode"], "prefill", "w")
+    ['-m', 'twinpool', 'worker', '--role=decode', '--role', 'prefill', '--id', 'w']
+    """
+    added = ["--role", role, "--id", worker_id]
+    is_again = [*arguments[-4:-3], *arguments[-2:]] == ["--role", "--id", worker_id]
+    return [*(arguments[:-4] if is_again else arguments), *added]
 
 
 def watch_lifeline(fd: int, on_cut: Callable[[], None], grace_s: float = 3.0) -> None:

@@ -6,13 +6,12 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Coroutine
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
 from twinpool.channel import DealerChannel
-from twinpool.config import LinkConfig, Role
+from twinpool.config import Role
 from twinpool.errors import (
     InvariantViolation,
     NotAMember,
@@ -24,20 +23,20 @@ from twinpool.errors import (
 )
 from twinpool.junk_log import JunkLog
 from twinpool.messages import (
-    Dropped,
     Denied,
+    Dropped,
     Granted,
     Heartbeat,
     Left,
     Message,
     PeerInfo,
     Peers,
-    Register,
     StartAnew,
     Stop,
+    TakeRole,
     Welcome,
 )
-from twinpool.metrics import Counters, WorkerMetric
+from twinpool.metrics import WorkerMetric
 from twinpool.worker.core import (
     Command,
     Event,
@@ -48,7 +47,6 @@ from twinpool.worker.core import (
     PeerLinked,
     PushFailed,
     PushFinished,
-    RoleCore,
     SendCoordinator,
     SendPeer,
     StepDone,
@@ -56,11 +54,12 @@ from twinpool.worker.core import (
     Verified,
 )
 from twinpool.worker.incoming import IncomingLinks
-from twinpool.worker.links import LinkSettings, LocalPool
 from twinpool.worker.outgoing import OutgoingLinks
+from twinpool.worker.parts import WorkerParts
 from twinpool.worker.preparation import Preparation
 from twinpool.worker.progress import Progress
-from twinpool.worker.step_thread import Runner, StepResult, StepThread
+from twinpool.worker.role_change import CHANGEABLE, EMPTY_WITHIN_S, RoleChange, holds_nothing
+from twinpool.worker.step_thread import StepResult, StepThread
 from twinpool.worker.transfers import Transfers
 from twinpool.worker.vigil import Vigil
 
@@ -72,31 +71,13 @@ NO_ANSWER_S = 4.0
 """A coordinator that is silent for so long is worth a warning, and again each time that this has doubled."""
 
 
-class CountingCore(RoleCore, Protocol):
-    """A role core whose counters the shell adds to for what only the shell sees."""
-
-    counters: Counters
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerParts:
-    """What a worker is made of. `register` is its offer to the coordinator; the shell fills in the endpoint."""
-
-    core: CountingCore
-    runner: Runner
-    pool: LocalPool
-    register: Register
-    link: LinkConfig
-    settings: LinkSettings
-    peer_bind: str
-    step_timeout_s: float
-
-
 class WorkerShell:
-    """One worker on the running event loop."""
+    """One worker in one role, on the running event loop."""
 
     def __init__(self, parts: WorkerParts) -> None:
         self._core = parts.core
+        self._on_silence = parts.on_silence
+        self._change: RoleChange | None = None
         self._loop = asyncio.get_running_loop()
         self._ended: asyncio.Future[str] = self._loop.create_future()
         self._welcomed = False
@@ -143,13 +124,18 @@ class WorkerShell:
             self._junk,
         )
 
+    @property
+    def next_role(self) -> Role | None:
+        """The role that the process is to have when this one has ended; None: it is to have none."""
+        return None if self._change is None else self._change.role
+
     def stop(self, reason: str) -> None:
         """Ends `run` soon. Call it on the event loop; calling it twice is fine."""
         if not self._ended.done():
             self._ended.set_result(reason)
 
     async def run(self) -> str:
-        """Works until told to stop; returns why it did.
+        """Works until told to stop, or to take another role (`next_role`); returns why it did.
 
         Raises:
             WorkerDenied: the coordinator refused; the message says why.
@@ -185,6 +171,7 @@ class WorkerShell:
             raise self._vigil.stuck() from exc
         if (links := self._links) is not None:
             await links.close()
+        self._on_silence()
         if farewell is not None:
             self._tell_coordinator(farewell)
         self._coordinator.close()
@@ -232,6 +219,7 @@ class WorkerShell:
                 for worker_id, incarnation in self._incoming.departed():
                     self._handle(PeerGone(worker_id, incarnation))
             self._handle(Tick())
+            self._leave_when_empty()
             stats = self._core.stats()
             self._progress.look(self._loop.time(), stats.waiting > 0)
             is_idle = self._welcomed and not (self._stepping or stats.waiting or stats.running)
@@ -342,10 +330,31 @@ class WorkerShell:
                 self.stop("the coordinator said so")
             case StartAnew():
                 self._fail(NotAMember("the coordinator does not know this process (any more)"))
+            case TakeRole(role):
+                self._take_role(role)
             case Peers(peers):
                 self._update_peers(peers)
             case _:
                 self._preparation.take(message)
+
+    def _take_role(self, role: Role) -> None:
+        if {role, self._register.role} != CHANGEABLE:
+            self._junk("", ProtocolError(f"a {self._register.role} worker was told to become {role}"))
+        elif self._change is None:
+            self._change = RoleChange(role, self._loop.time() + EMPTY_WITHIN_S)
+            self._leave_when_empty()
+
+    def _leave_when_empty(self) -> None:
+        if (change := self._change) is None or self._ended.done():
+            return
+        if not self._stepping and holds_nothing(self._core.stats()):
+            self.stop(f"becomes a {change.role} worker")
+        elif self._loop.time() > change.until:
+            self._fail(
+                NotAMember(
+                    f"after {EMPTY_WITHIN_S:g} s not all blocks of the {self._register.role} role are free"
+                )
+            )
 
     def _from_peer(self, worker_id: str, incarnation: str, message: Message) -> None:
         self._handle(FromPeer(worker_id, incarnation, message))

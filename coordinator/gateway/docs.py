@@ -16,6 +16,7 @@ import msgspec
 from fastapi import FastAPI
 from starlette.routing import Route
 
+from twinpool.coordinator.gateway.admin_door import is_admin
 from twinpool.coordinator.gateway.documented_answers import (
     ANSWERS,
     HEADERS,
@@ -91,7 +92,9 @@ def document(app: FastAPI, open_paths: Collection[str] | None) -> dict[str, Any]
             name = f"{'Messages' if is_messages else ''}Error{status}"
             errors[name] = _error(status, is_messages=is_messages)
             described["responses"].setdefault(str(status), {"$ref": f"#/components/responses/{name}"})
-        if open_paths is not None:
+        if is_admin(route.path):
+            described["security"] = [{name: []} for name in _ADMIN_KEY]
+        elif open_paths is not None:
             described["security"] = [{name: []} for name in _KEYS] if needs_key else []
         for method in _methods(route):
             named = {"operationId": _name(method, route), **described}
@@ -102,8 +105,11 @@ def document(app: FastAPI, open_paths: Collection[str] | None) -> dict[str, Any]
         "paths": paths,
         "components": {"schemas": {**components, **SCHEMAS}, "responses": errors, "headers": HEADERS},
     }
-    if open_paths is not None:
-        made["components"]["securitySchemes"] = _KEYS
+    schemes = {} if open_paths is None else dict(_KEYS)
+    if any(is_admin(route.path) for route in routes):
+        schemes |= _ADMIN_KEY
+    if schemes:
+        made["components"]["securitySchemes"] = schemes
     return made
 
 
@@ -123,6 +129,13 @@ _KEYS: Mapping[str, Any] = {
     "x-api-key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
 }
 """The ways to send a key; one is enough."""
+_ADMIN_KEY: Mapping[str, Any] = {
+    "admin-key": {
+        "type": "http",
+        "scheme": "bearer",
+        "description": "The server's admin key; no tenant's does here.",
+    }
+}
 
 
 def _name(method: str, route: Route) -> str:
@@ -148,7 +161,11 @@ def _statuses(route: Route, op: Operation, needs_key: bool) -> list[int]:
         found.update(_OF_A_BODY)
     if op.generates:
         found.update(_OF_A_GENERATION)
-    if needs_key:
+    if is_admin(route.path):
+        found.update((401, 403))
+        if op.body is not None:
+            found.add(409)
+    elif needs_key:
         found.add(401)
         if route.path == METRICS_PATH:
             found.add(403)

@@ -19,6 +19,7 @@ _LIST = {"type": "array"}
 _CARD = object_of(
     id=STRING, object={"const": "model"}, created=WHOLE, owned_by=STRING, max_model_len=or_null(WHOLE)
 )
+_POOLS = object_of(ready={"type": "boolean"}, reason=STRING, pools={"type": "object"}, workers=_LIST)
 
 ANSWERS: Mapping[str, tuple[str, dict[str, Any]]] = {
     path: ("application/json", schema)
@@ -40,6 +41,9 @@ ANSWERS: Mapping[str, tuple[str, dict[str, Any]]] = {
         "/v1/models/{name}": _CARD,
         "/v1/requests/{request_id}/timeline": object_of(request_id=STRING),
         "/v1/requests/{request_id}/cancel": object_of(request_id=STRING, was_running={"type": "boolean"}),
+        "/admin/pools": _POOLS,
+        "/admin/workers/{worker_id}/drain": _POOLS,
+        "/admin/workers/{worker_id}/role": _POOLS,
         "/health": object_of(status=STRING, reason=STRING),
         "/ready": object_of(ready={"type": "boolean"}, reason=STRING),
         "/version": object_of(version=STRING),
@@ -67,10 +71,10 @@ SCHEMAS: Mapping[str, Any] = {
 STATUSES: Mapping[int, str] = {
     400: "A field has a wrong type or value, which `error.param` names; or the request is no HTTP.",
     401: "The API key is missing or unknown.",
-    403: "The API key's tenant may not read this.",
+    403: "The API key's tenant may not read this; or the server has no admin key.",
     404: "No such model, or no such request of yours.",
     408: "The request came too slowly, or its client does not take the answer.",
-    409: "A request of yours with this id is running.",
+    409: "A request of yours with this id is running; or the pools cannot be what is wanted of them.",
     413: "The body is too long.",
     429: "Not now: quota, queue, or a deadline that would be missed. `Retry-After` says when.",
     431: "The request's head is too large.",

@@ -23,6 +23,7 @@ from twinpool.errors import (
     DeadlineExceeded,
     DuplicateRequest,
     NoWorker,
+    PoolRefused,
     RequestCancelled,
     RequestError,
     RequestFailed,
@@ -59,7 +60,7 @@ def error_headers(error: RequestError) -> dict[str, str]:
             return {"retry-after": str(NO_WORKER_S)}
         case Unauthorized():
             return {"www-authenticate": "Bearer"}
-        case DeadlineExceeded() | DuplicateRequest() | ClientTooSlow() | RequestCancelled():
+        case DeadlineExceeded() | DuplicateRequest() | PoolRefused() | ClientTooSlow() | RequestCancelled():
             # The clients of OpenAI and Anthropic would ask again, twice, because of the status.
             return {"x-should-retry": "false"}
         case (

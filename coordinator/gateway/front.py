@@ -5,6 +5,7 @@ from __future__ import annotations
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from twinpool.coordinator.gateway.admin_door import AdminDoor, is_admin
 from twinpool.coordinator.gateway.error_answers import error_response, request_id_of
 from twinpool.coordinator.gateway.key_ring import KeyRing
 from twinpool.coordinator.gateway.meter import GatewayMeter
@@ -23,14 +24,16 @@ class FrontDoor:
     """An ASGI application around another one: lets a request in as a tenant's, or answers 401 or 403.
 
     Without keys everyone is `ANYONE`. With keys whatever is not in `OPEN_PATHS` needs one, an unknown path too, and
-    `/metrics` one of a tenant that may read them (`metrics_open`: none).
+    `/metrics` one of a tenant that may read them (`metrics_open`: none). The operator's routes need `admin`'s key, and
+    nothing else does.
     """
 
     def __init__(
-        self, app: ASGIApp, keys: KeyRing | None, meter: GatewayMeter, *, metrics_open: bool
+        self, app: ASGIApp, keys: KeyRing | None, admin: AdminDoor, meter: GatewayMeter, *, metrics_open: bool
     ) -> None:
         self._app = app
         self._keys = keys
+        self._admin = admin
         self._meter = meter
         self._open_paths = OPEN_PATHS | {METRICS_PATH} if metrics_open else OPEN_PATHS
 
@@ -50,6 +53,9 @@ class FrontDoor:
 
     def _tenant(self, scope: Scope) -> Tenant:
         path = scope["path"]
+        if is_admin(path):
+            self._admin.check(_authorization(Headers(scope=scope)))
+            return ANYONE
         if self._keys is None or path in self._open_paths:
             return ANYONE
         tenant = self._keys.tenant(_authorization(Headers(scope=scope)))

@@ -15,6 +15,8 @@ from fastapi import FastAPI, Request, Response
 
 from twinpool import __version__
 from twinpool.config import GatewayConfig
+from twinpool.coordinator.gateway.admin import Admin
+from twinpool.coordinator.gateway.admin_door import AdminDoor
 from twinpool.coordinator.gateway.bodies import MAX_CHOICES, ChatBody, CompletionBody
 from twinpool.coordinator.gateway.chat_shape import ChatShape
 from twinpool.coordinator.gateway.completion_shape import CompletionShape
@@ -30,6 +32,7 @@ from twinpool.coordinator.gateway.meter import GatewayMeter
 from twinpool.coordinator.gateway.parsing import parse_chat, parse_completion
 from twinpool.coordinator.gateway.request_ids import internal_id, numbered_id
 from twinpool.coordinator.gateway.shapes import to_json
+from twinpool.coordinator.pool_desk import PoolService
 from twinpool.coordinator.service import Service
 from twinpool.coordinator.tenants import Tenant
 from twinpool.engine.tokenizer import Tokenizer
@@ -164,8 +167,10 @@ def create_app(
     limits: GatewayConfig | None = None,
     keys: KeyRing | None = None,
     meter: GatewayMeter | None = None,
+    pools: PoolService | None = None,
 ) -> FastAPI:
-    """The ASGI application that serves `model_name` through `service`; without `keys` to anyone."""
+    """The ASGI application that serves `model_name` through `service`; without `keys` to anyone. Operators get at
+    `pools`, if they are given."""
     limits, meter = limits or GatewayConfig(), meter or GatewayMeter()
     gateway = Gateway(service, tokenizer, model_name, limits, meter)
     app = FastAPI(
@@ -190,7 +195,11 @@ def create_app(
         app.add_api_route(path, post, methods=["POST"], openapi_extra=generation_schema(body))
     app.add_api_route("/v1/requests/{request_id}/cancel", gateway.cancel, methods=["POST"])
     mount_further_routes(app, service, tokenizer, gateway.generator)
-    app.add_middleware(FrontDoor, keys=keys, meter=meter, metrics_open=limits.metrics_open)
+    if pools is not None:
+        Admin(pools, gateway.generator).mount(app)
+    app.add_middleware(
+        FrontDoor, keys=keys, admin=AdminDoor(limits.admin_key), meter=meter, metrics_open=limits.metrics_open
+    )
     app.add_middleware(Manners, routes=app.routes, origins=limits.cors_origins, allowances=service.allowances)
     add_error_handlers(app)
     describe(app, needs_key=keys is not None, metrics_open=limits.metrics_open)

@@ -1,5 +1,5 @@
 """The `twinpool` command: `serve`, `worker`, `join-token`, `api-key`, `chat`, `doctor`, `kv-size`, `metrics`, `fetch`,
-`bench`, `compare`, `report`, `profile`, `simulate`.
+`bench`, `compare`, `report`, `profile`, `simulate`, `pools`.
 
 This module only dispatches; each command is a module of `twinpool.commands` with `add_parser` and `run`.
 """
@@ -22,6 +22,7 @@ COMMANDS = (
     "worker",
     "join_token",
     "api_key",
+    "pools",
     "chat",
     "doctor",
     "kv_size",

@@ -324,17 +324,19 @@ class GatewayConfig:
     """What the HTTP side grants its clients.
 
     `api_keys_file` ("": none) and `api_keys` (``tenant:key,…``) say who may send requests; without either, anyone.
-    `metrics_open`: `/metrics` needs no key. Scripts of web pages from `cors_origins` may use the server ("*": of all;
-    none: as browsers have it without). A body longer than `max_body_bytes` is refused. A stream may hold back
-    `max_buffered_bytes` for a client that is behind, and a client that takes nothing for `client_stall_s` is cut. The
-    head of a request must be complete within `head_timeout_s`, its body within `body_timeout_s` and the time that it
-    takes at 64 KiB per second. A stream that is silent for `keep_alive_s` carries a comment, so that proxies leave it
-    open. A request that gets no output for `max_silence_s` ends. Answers are read for calls of tools and for reasoning
-    in the formats `tool_calls` and `reasoning`.
+    `metrics_open`: `/metrics` needs no key. Whoever has the `admin_key` ("": nobody) may change the pools. Scripts of
+    web pages from `cors_origins` may use the server ("*": of all; none: as browsers have it without). A body longer
+    than `max_body_bytes` is refused. A stream may hold back `max_buffered_bytes` for a client that is behind, and a
+    client that takes nothing for `client_stall_s` is cut. The head of a request must be complete within
+    `head_timeout_s`, its body within `body_timeout_s` and the time that it takes at 64 KiB per second. A stream that
+    is silent for `keep_alive_s` carries a comment, so that proxies leave it open. A request that gets no output for
+    `max_silence_s` ends. Answers are read for calls of tools and for reasoning in the formats `tool_calls` and
+    `reasoning`.
     """
 
     api_keys_file: str = ""
     api_keys: str = field(default="", repr=False)
+    admin_key: str = field(default="", repr=False)
     metrics_open: bool = False
     cors_origins: tuple[str, ...] = ()
     max_body_bytes: int = 4 << 20

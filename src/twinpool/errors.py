@@ -13,7 +13,9 @@
     │   ├── NotStored                404: an answer that is asked for again
     │   ├── ModelNotFound            404, code model_not_found
     │   ├── UnknownRequest           404
+    │   ├── UnknownWorker            404: an operator names a worker that is not there
     │   ├── DuplicateRequest         409: a request with this id runs already
+    │   ├── PoolRefused              409: an operator wants of the pools what they cannot do
     │   ├── TryLater                 429, with Retry-After
     │   │   ├── QueueFull                the bounded queue has no room
     │   │   ├── QuotaExceeded            the tenant has used up what it may per minute
@@ -128,6 +130,20 @@ class UnknownRequest(RequestError):
 
     status = 404
     code = "request_not_found"
+
+
+class UnknownWorker(RequestError):
+    """No worker of this name has joined."""
+
+    status = 404
+    code = "worker_not_found"
+
+
+class PoolRefused(RequestError):
+    """A change of the pools that would leave one empty, or that a worker or the server cannot make."""
+
+    status = 409
+    code = "pool_refused"
 
 
 class DuplicateRequest(RequestError):

@@ -83,6 +83,8 @@ class CoordinatorMetric(StrEnum):
     ATTEMPTS_LOST = "attempts_lost_total"
     WORKERS_LOST = "workers_lost_total"
     WORKERS_DENIED = "workers_denied_total"
+    ROLE_CHANGES = "role_changes_total"
+    WORKERS_DRAINED = "workers_drained_total"
     SLOW_LINKS = "slow_links_total"
     STALE_MESSAGES = "stale_messages_total"
     DUPLICATE_TOKENS = "duplicate_tokens_total"
@@ -102,6 +104,8 @@ COORDINATOR_METRIC_HELP: dict[CoordinatorMetric, str] = {
     CoordinatorMetric.ATTEMPTS_LOST: "Attempts that were lost, by reason.",
     CoordinatorMetric.WORKERS_LOST: "Worker processes that left or were lost, by role.",
     CoordinatorMetric.WORKERS_DENIED: "Workers that were not let in.",
+    CoordinatorMetric.ROLE_CHANGES: "Workers that have taken another role, by the new one.",
+    CoordinatorMetric.WORKERS_DRAINED: "Workers that ended because an operator wanted it, by role.",
     CoordinatorMetric.SLOW_LINKS: "Links between workers that were measured below --min-link.",
     CoordinatorMetric.STALE_MESSAGES: "Messages of what was over already; normal after cancels.",
     CoordinatorMetric.DUPLICATE_TOKENS: "Tokens that came twice. Anything but 0 is a bug in Twinpool.",
@@ -120,6 +124,7 @@ class Gauge(StrEnum):
     RETRY_BUDGET = "retry_budget_left"
     CANCELLED_RUNNING = "cancelled_attempts_held"
     WORKERS = "workers"
+    DEPARTING = "workers_departing"
     LEGS = "worker_attempts_held"
     RUNNING = "worker_sequences_running"
     WAITING = "worker_sequences_waiting"
@@ -137,6 +142,7 @@ GAUGE_HELP: dict[Gauge, str] = {
     Gauge.RETRY_BUDGET: "Lost requests that may still be started again.",
     Gauge.CANCELLED_RUNNING: "Attempts that a worker was told to cancel and has not let go of yet.",
     Gauge.WORKERS: "Live workers by role.",
+    Gauge.DEPARTING: "Of these, workers that get nothing new: they are drained, or about to take another role.",
     Gauge.LEGS: "Attempts for which the worker holds something.",
     Gauge.RUNNING: "Sequences that the worker runs.",
     Gauge.WAITING: "Sequences that wait at the worker.",

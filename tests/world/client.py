@@ -7,6 +7,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from twinpool.config import Role
+from twinpool.coordinator.custody import HANDED_ON
 from twinpool.coordinator.events import Abandoned, Arrived, Cancelled, Completed, Cut, Delivered
 from twinpool.coordinator.service import Output, Submission
 from twinpool.coordinator.state import CoordinatorCore
@@ -273,7 +274,8 @@ class Client(Actor):
             raise Broken("only what moves is counted", f"{self.name}: {facts}")
 
     def _check_attempts(self, timeline: Timeline, sent_back: set[int]) -> None:
-        charged = {attempt.number for attempt in timeline.attempts} - sent_back
+        handed_on = {a.number for a in timeline.attempts if a.ended.startswith(HANDED_ON)}
+        charged = {attempt.number for attempt in timeline.attempts} - sent_back - handed_on
         if len(charged) > self._world.scenario.coordinator.max_attempts:
             raise Broken(
                 "bounded attempts", f"{self.name} was started {len(charged)} times: {timeline.attempts}"

@@ -8,22 +8,27 @@ from typing import TYPE_CHECKING
 
 from twinpool.config import RecordConfig
 from twinpool.coordinator.events import (
+    Agree,
     Command,
+    Decline,
     Emit,
     EndProcess,
     Event,
     FromWorker,
     Note,
+    Reassign,
     Record,
     Refuse,
+    Retire,
     Send,
+    StartWorker,
     Tick,
     WorkerLost,
 )
 from twinpool.coordinator.request_record import EndedRequest
 from twinpool.coordinator.state import CoordinatorCore
 from twinpool.errors import InvariantViolation
-from twinpool.messages import Dropped, DropReason, Message, Prefill
+from twinpool.messages import Dropped, DropReason, Generate, Message, Prefill, Reserve, Stop, TakeRole
 from twinpool.metrics import CoordinatorMetric
 from twinpool.request import RequestState
 from world import hybrid
@@ -124,6 +129,7 @@ class CoordinatorProcess(Actor):
                 self.clients[request_id].refused(error)
             case Send(worker_id, incarnation, message):
                 self._check_choice(worker_id, message)
+                self._check_departure(worker_id, message)
                 worker = self._world.workers.get((worker_id, incarnation))
                 if worker is None:
                     self.handle(WorkerLost(worker_id, incarnation, "is out of reach"))
@@ -131,6 +137,16 @@ class CoordinatorProcess(Actor):
                     self._world.network.to_worker(worker, message)
             case EndProcess(worker_id, pid):
                 self._world.end_process(worker_id, pid)
+            case StartWorker(role):
+                self._world.start_worker(role)
+            case Reassign(worker_id, role):
+                if self._world.scenario.is_ours:
+                    self._world.kept[worker_id] = role
+            case Retire(worker_id):
+                if self._world.scenario.is_ours:
+                    self._world.retire(worker_id)
+            case Agree() | Decline():
+                pass
             case Note(text, is_fault):
                 if is_fault:
                     raise Broken("no worker says what it must not", text)
@@ -140,6 +156,20 @@ class CoordinatorProcess(Actor):
         pace = self._world.scenario.pace
         if isinstance(message, Prefill) and pace and prefill and message.job.key in prefill.legs:
             hybrid.check_choice(self.core, pace, prefill, message, self._world.schedule.now)
+
+    def _check_departure(self, worker_id: str, message: Message) -> None:
+        """A worker on its way out gets no work, and goes when it holds nothing and others stay."""
+        worker = self.core.registry.get(worker_id)
+        if worker is None or worker.departure is None or self.core.pools.is_closed:
+            return
+        if isinstance(message, Prefill | Reserve | Generate):
+            raise Broken("who is to leave gets nothing new", f"{worker_id} gets {message}")
+        if isinstance(message, Stop | TakeRole):
+            others = [w for w in self.core.registry.of_role(worker.role) if w.departure is None]
+            if worker.legs or not others:
+                raise Broken(
+                    "no pool is left empty", f"{worker_id} is told {message}, {len(worker.legs)} legs"
+                )
 
     def check_counts(self) -> None:
         """At the end: the metrics obey the laws of conservation."""
@@ -178,6 +208,9 @@ class CoordinatorProcess(Actor):
         held = [f"{self.core.num_live} live"] if self.core.num_live else []
         if len(self.core.queue) or self.core.queue.num_tokens:
             held.append(f"queue of {len(self.core.queue)}, {self.core.queue.num_tokens} tokens")
+        held += [
+            f"{w.worker_id} {w.departure.purpose}" for w in self.core.registry if w.departure is not None
+        ]
         held += [
             f"{len(worker.legs)} legs on {worker.worker_id}"
             for worker in self.core.registry

@@ -58,7 +58,7 @@ def check_choice(
     job: Job = message.job
     wait_s = (prefill.pending_tokens - prefill.legs[job.key].pending_tokens) * pace.prompt_token_s
     for worker in core.registry.of_role(Role.DECODE):
-        if now - worker.seen_at > SILENT_S or worker.usable_slots < worker.num_slots:
+        if now - worker.seen_at > SILENT_S or worker.usable_slots < worker.num_slots or not worker.stays:
             continue
         budget_s, others = worker.info.itl_budget_s, worker.legs.keys() - {job.key}
         is_idle = not others and worker.full_until == 0.0 and worker.stats is not None and worker.stats.pace

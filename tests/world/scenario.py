@@ -31,6 +31,30 @@ class FaultKind(StrEnum):
     NEW_COORDINATOR = "new coordinator"
 
 
+class WishKind(StrEnum):
+    """What an operator can want of the pools."""
+
+    ROLE = "role"
+    DRAIN = "drain"
+    SET = "set"
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """An operator wants it at `at_s`: of the `which`-th worker, or as many of each pool as `which` says, all of whose
+    work may end for `wait_s`."""
+
+    at_s: float
+    kind: WishKind
+    which: int = 0
+    wait_s: float = 0.0
+
+    @property
+    def numbers(self) -> tuple[int, int]:
+        """Prefill and decode workers: 1 to 3 of each."""
+        return 1 + self.which % 3, 1 + self.which // 3 % 3
+
+
 @dataclass(frozen=True, slots=True)
 class Fault:
     """It happens at `at_s`, to the `which`-th of those it can happen to, for `for_s` if it lasts."""
@@ -65,6 +89,7 @@ class Scenario:
     )
     asks: tuple[Ask, ...] = ()
     faults: tuple[Fault, ...] = ()
+    wishes: tuple[Wish, ...] = ()
     step_s: tuple[float, float] = (0.004, 0.02)
     hears_after_s: tuple[float, ...] = (0.0, 0.001, 0.02)
     jitter_s: float = 0.002
@@ -76,8 +101,9 @@ class Scenario:
 
     @property
     def faults_end_s(self) -> float:
-        """When the last fault has begun and, if it lasts, ended."""
-        return max((fault.at_s + fault.for_s for fault in self.faults), default=0.0)
+        """When the last fault has begun and, if it lasts, ended, and the last wish was uttered."""
+        ends = (fault.at_s + fault.for_s for fault in self.faults)
+        return max((*ends, *(wish.at_s for wish in self.wishes)), default=0.0)
 
 
 def draw(seed: int) -> Scenario:
@@ -121,7 +147,8 @@ def draw(seed: int) -> Scenario:
     )
     scenario = _perhaps_hybrid(scenario, Random(f"hybrid {seed}"), is_split)
     asks = _curious(_asks(dice, scenario), Random(f"curious {seed}"))
-    return replace(scenario, asks=asks, faults=_faults(dice, is_split, asks[-1].at_s))
+    scenario = replace(scenario, asks=asks, faults=_faults(dice, is_split, asks[-1].at_s))
+    return replace(scenario, wishes=_wishes(scenario, Random(f"pools {seed}")))
 
 
 def _perhaps_hybrid(scenario: Scenario, dice: Random, is_split: bool) -> Scenario:
@@ -225,3 +252,20 @@ def _faults(dice: Random, is_split: bool, last_ask_s: float) -> tuple[Fault, ...
         for _ in range(dice.choice((1, 1, 2, 3, 5)))
     ]
     return tuple(sorted(faults, key=lambda fault: fault.at_s))
+
+
+def _wishes(scenario: Scenario, dice: Random) -> tuple[Wish, ...]:
+    """Some operators change the pools while requests run, hybrids only in number."""
+    if dice.random() < 0.6 or Role.COLOCATED in scenario.pools:
+        return ()
+    kinds = (WishKind.ROLE, WishKind.ROLE, WishKind.SET, WishKind.DRAIN)
+    wishes = [
+        Wish(
+            0.1 + dice.random() * (scenario.asks[-1].at_s + 0.6),
+            dice.choice(kinds),
+            dice.randrange(12),
+            dice.choice((0.0, 0.0, 0.1, 0.5)),
+        )
+        for _ in range(dice.choice((1, 1, 2, 4)))
+    ]
+    return tuple(sorted(wishes, key=lambda wish: wish.at_s))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from world import wrong_answers, wrong_blocks, wrong_hybrids, wrong_requests
+from world import wrong_answers, wrong_blocks, wrong_hybrids, wrong_pools, wrong_requests
 from world.runs import run_seed
 from world.wrong_variants import Variant
 
@@ -13,6 +13,7 @@ VARIANTS = (
     *wrong_answers.VARIANTS,
     *wrong_blocks.VARIANTS,
     *wrong_hybrids.VARIANTS,
+    *wrong_pools.VARIANTS,
     *wrong_requests.VARIANTS,
 )
 

@@ -200,6 +200,11 @@ class Wire:
             content = bytes([content[0] ^ 0x15, *content[1:]])
         if self.num_to_lose and not self.is_one_sided:
             self.num_to_lose -= 1
+        elif self._peer.has_another_role and self.is_one_sided:
+            raise Broken(
+                "I2",
+                f"{self._sender.identity} writes block {item.target} of {self._peer.name}, now of another role",
+            )
         elif self._peer.is_alive:
             self._peer.receiver.land(item.fence, self._sender.identity, item.target, content)
         self._end_finished()

@@ -23,12 +23,14 @@ from twinpool.messages import (
     Register,
     StartAnew,
     Stop,
+    TakeRole,
     Welcome,
 )
 from twinpool.metrics import WorkerMetric
 from twinpool.prefill_pool.core import PrefillCore
 from twinpool.prefill_pool.handoff import HandoffState
 from twinpool.request import Job, RequestKey
+from twinpool.worker import role_change
 from twinpool.worker.core import (
     BlockPush,
     CancelReceive,
@@ -53,6 +55,7 @@ from twinpool.worker.core import (
     Tick,
     Verify,
 )
+from twinpool.worker.role_change import EMPTY_WITHIN_S, RoleChange
 from world import hybrid
 from world.links import Links
 from world.model import FakeKV, layout
@@ -75,9 +78,12 @@ Identity = tuple[str, str]
 
 
 class WorkerProcess(Actor):
-    """One process. No two clocks agree: its own shows another time than the world's, and goes at another rate."""
+    """One process in one role; the `past` one is the same process in the other. No two clocks agree: its own shows
+    another time than the world's, and goes at another rate."""
 
-    def __init__(self, world: World, role: Role, worker_id: str, number: int) -> None:
+    def __init__(
+        self, world: World, role: Role, worker_id: str, number: int, past: WorkerProcess | None = None
+    ) -> None:
         super().__init__(f"{worker_id}/{number}")
         self._world = world
         self.role = role
@@ -89,9 +95,15 @@ class WorkerProcess(Actor):
         num_blocks, block_size = world.scenario.num_blocks, world.scenario.block_size
         self.core = _core(role, num_blocks, block_size, self.config, self.identity[1])
         self.kv = FakeKV(num_blocks, block_size)
+        self._succeeds = ""
+        if past is not None:
+            self._succeeds, self.pid, self.kv = past.identity[1], past.pid, past.kv
+            self.core.pool.inherit(past.core.pool)
+        self._change: RoleChange | None = None
         self.receiver = Receiver(self, world.scenario.is_one_sided, self._is_lent)
         self.links = Links(world, self)
         self.is_welcomed = False
+        self.has_another_role = False
         self._is_stepping = False
         self._ahead: PlanAhead | None = None
         self._heard_at = 0.0
@@ -162,7 +174,20 @@ class WorkerProcess(Actor):
         for peer in self.links.departed():
             self.handle(PeerGone(*peer))
         self.handle(Tick())
+        self._leave_when_empty()
         self._after(TICK_S, self._tick)
+
+    def _leave_when_empty(self) -> None:
+        if (change := self._change) is None or not self.is_alive:
+            return
+        if not self._is_stepping and role_change.holds_nothing(self.core.stats()):
+            if self.links.is_busy:
+                raise Broken("who holds nothing sends nothing", f"{self.name} becomes {change.role}")
+            self._world.network.to_coordinator(self, Left(f"becomes a {change.role} worker"))
+            self._world.change_role(self, change.role)
+        elif self._clock() > change.until:
+            self._world.kept[self.identity[0]] = change.role
+            self._world.kill(self, "is not empty in time")
 
     def _keep_registered(self) -> None:
         if not self.is_welcomed:
@@ -179,6 +204,8 @@ class WorkerProcess(Actor):
                 max_model_len=scenario.num_blocks * scenario.block_size,
                 max_num_seqs=self.config.max_num_seqs,
                 itl_budget_s=self.config.itl_budget_ms / 1e3 if isinstance(self.core, HybridCore) else None,
+                succeeds=self._succeeds,
+                fixed_role="a hybrid" if isinstance(self.core, HybridCore) else "",
             )
             self._world.network.to_coordinator(self, offer)
             self._after(REGISTER_AGAIN_S, self._keep_registered)
@@ -311,6 +338,9 @@ class WorkerProcess(Actor):
                 self._world.kill(self, type(message).__name__)
             case Peers(peers):
                 self._update_peers(peers)
+            case TakeRole(role):
+                self._change = RoleChange(role, self._clock() + EMPTY_WITHIN_S)
+                self._leave_when_empty()
             case _:
                 self.handle(FromCoordinator(message))
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 from random import Random
 
 from twinpool.config import Role
-from twinpool.coordinator.events import WorkerLost
+from twinpool.coordinator.custody import HANDED_ON
+from twinpool.coordinator.events import ChangeRole, DrainWorker, SetPools, WorkerLost
+from twinpool.coordinator.registry import OTHER_ROLE
 from twinpool.metrics import CoordinatorMetric
 from world.client import Ask, Client
 from world.coordinator import CoordinatorProcess
 from world.network import Network
-from world.scenario import Fault, FaultKind, Scenario
+from world.scenario import Fault, FaultKind, Scenario, Wish, WishKind
 from world.schedule import Actor, Schedule
 from world.story import Broken, Story
 from world.worker import Identity, WorkerProcess
@@ -35,6 +37,8 @@ class World:
         self.network = Network(self, self.schedule, self.random)
         self.workers: dict[Identity, WorkerProcess] = {}
         self.clients = [Client(self, ask) for ask in scenario.asks]
+        self.kept: dict[str, Role] = {}
+        """Workers that are started again when they end, by name, and in which role."""
         self._num_started = 0
         self._is_calm = not scenario.peer_loss
         self._fate = Actor("fate")
@@ -42,11 +46,13 @@ class World:
         self.coordinator = self._start_coordinator()
         for role, count in scenario.pools.items():
             for index in range(count):
-                self._start_worker(role, f"{role}-{index}")
+                self.start_worker(role, f"{role}-{index}")
         for client in self.clients:
             self.schedule.at(client.ask.at_s, client, client.submit)
         for fault in scenario.faults:
             self.schedule.at(fault.at_s, self._fate, lambda fault=fault: self.strike(fault))
+        for wish in scenario.wishes:
+            self.schedule.at(wish.at_s, self._fate, lambda wish=wish: self.want(wish))
 
     # ── a run ───────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -116,9 +122,11 @@ class World:
         if sum(lost.values()):
             raise Broken("nothing is lost where nothing went wrong", f"workers: {lost}")
         for client in self.clients:
+            if client.error is not None and "was lost" in client.error.message:
+                raise Broken("nothing is lost where nothing went wrong", f"{client.name}: {client.error}")
             timeline = self.coordinator.core.timeline(client.name)
             lost = [a.ended for a in timeline.attempts if a.ended] if timeline else []
-            if any(not ended.startswith(("preempted", "no_room", "revoked")) for ended in lost):
+            if any(not ended.startswith(("preempted", "no_room", "revoked", HANDED_ON)) for ended in lost):
                 raise Broken("nothing is lost where nothing went wrong", f"{client.name}: {lost}")
 
     # ── processes ───────────────────────────────────────────────────────────────────────────────────────────
@@ -133,9 +141,12 @@ class World:
         self.schedule.after(0.0, coordinator, coordinator.begin)
         return coordinator
 
-    def _start_worker(self, role: Role, worker_id: str) -> None:
+    def start_worker(self, role: Role, worker_id: str = "", past: WorkerProcess | None = None) -> None:
+        """A process begins: a new one, or the `past` one in another role."""
         self._num_started += 1
-        worker = WorkerProcess(self, role, worker_id, self._num_started)
+        worker_id = worker_id or f"{role}-more-{self._num_started}"
+        self.kept[worker_id] = role
+        worker = WorkerProcess(self, role, worker_id, self._num_started, past)
         self.workers[worker.identity] = worker
         self.story.tell(self.schedule.now, worker.name, "starts")
         self.schedule.after(0.0, worker, worker.begin)
@@ -154,9 +165,50 @@ class World:
             coordinator = self.coordinator
             self.schedule.after(self.random.random() * 0.3, coordinator, lambda: coordinator.handle(lost))
         restart_s = self.random.choice((0.0, 0.05, 0.6))
-        self.schedule.after(
-            restart_s, self._fate, lambda: self._start_worker(worker.role, worker.identity[0])
-        )
+        self.schedule.after(restart_s, self._fate, lambda: self._start_again(worker.identity[0]))
+
+    def _start_again(self, worker_id: str) -> None:
+        if (role := self.kept.get(worker_id)) is not None:
+            self.start_worker(role, worker_id)
+
+    def change_role(self, worker: WorkerProcess, role: Role) -> None:
+        """The process goes on in another role, with its pool: nobody may write there any more for the one that it had.
+        Whoever pushes to it over a two-sided link finds that closed."""
+        self.story.tell(self.schedule.now, worker.name, f"becomes {role}")
+        worker.is_alive, worker.has_another_role = False, True
+        del self.workers[worker.identity]
+        if not self.scenario.is_one_sided:
+            for other in self.workers.values():
+                other.links.broke(worker.identity)
+        self.start_worker(role, worker.identity[0], worker)
+
+    def retire(self, worker_id: str) -> None:
+        """A worker of the server's is not started again, and its process ends if it has not joined yet."""
+        self.kept.pop(worker_id, None)
+        if self.coordinator.core.registry.get(worker_id) is None:
+            for worker in [w for w in self.workers.values() if w.identity[0] == worker_id]:
+                self._is_calm = False  # its Register may be on the way
+                self.kill(worker, "retired before it joined")
+
+    # ── wishes ──────────────────────────────────────────────────────────────────────────────────────────────
+
+    def want(self, wish: Wish) -> None:
+        """An operator wants it now."""
+        self.story.tell(self.schedule.now, "operator", wish)
+        coordinator, members = self.coordinator, list(self.coordinator.core.registry)
+        if coordinator.is_frozen or not members:
+            return
+        member = members[wish.which % len(members)]
+        match wish.kind:
+            case WishKind.ROLE:
+                role = OTHER_ROLE[member.role]
+                coordinator.handle(ChangeRole("wish", member.worker_id, role, wish.wait_s))
+            case WishKind.DRAIN:
+                coordinator.handle(DrainWorker("wish", member.worker_id, wish.wait_s))
+            case WishKind.SET:
+                kept = dict(self.kept) if self.scenario.is_ours else {}
+                why_not = "" if self.scenario.is_ours else "start one by hand"
+                coordinator.handle(SetPools("wish", *wish.numbers, wish.wait_s, kept, why_not))
 
     def end_process(self, worker_id: str, pid: int) -> None:
         """The coordinator has a process ended, if it is one of its own."""

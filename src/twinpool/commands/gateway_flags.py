@@ -6,6 +6,7 @@ import argparse
 import os
 
 from twinpool.answer_formats import ReasoningFormat, ToolCallFormat
+from twinpool.commands.admin_key import add_admin_key_flags, admin_key_to_serve_with
 from twinpool.commands.flags import Flag, add_flags, config_from, one_of
 from twinpool.config import GatewayConfig
 
@@ -44,6 +45,10 @@ def add_gateway_flags(parser: argparse.ArgumentParser) -> None:
         "several times (default: none)",
     )  # fmt: skip
     group.add_argument("--metrics-open", action="store_true", help="/metrics needs no API key")
+    add_admin_key_flags(
+        parser.add_argument_group("operators"),
+        "who has this key may see and change the pools, by `twinpool pools` and below /admin (default: nobody may)",
+    )
 
 
 def gateway_config(args: argparse.Namespace) -> GatewayConfig:
@@ -56,6 +61,7 @@ def gateway_config(args: argparse.Namespace) -> GatewayConfig:
         args,
         GatewayConfig,
         api_keys=os.environ.pop(API_KEYS_VARIABLE, ""),
+        admin_key=admin_key_to_serve_with(args),
         metrics_open=args.metrics_open,
         cors_origins=tuple(args.cors_origin),
     )

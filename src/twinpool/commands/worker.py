@@ -94,10 +94,10 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def run(args: argparse.Namespace) -> int:
-    """Runs the worker until it is told to stop. One that was started by hand and lost its coordinator begins anew, as
-    a process that holds nothing; one that `serve` started leaves that to `serve`.
-    """
+    """Runs the worker until it is told to stop."""
     worker_id = args.id or default_id(args.role, platform.node(), os.getpid())
+    if args.hybrid and args.role is Role.COLOCATED:
+        raise ConfigError("--hybrid is for --role prefill and decode: colocated workers do both already")
     config = WorkerConfig(
         role=args.role,
         link=LinkConfig(
@@ -123,12 +123,8 @@ def run(args: argparse.Namespace) -> int:
     collector.put_off()
     # These import torch: not before the settings are known to be right.
     from twinpool.worker.main import run_worker
-    from twinpool.worker.process import EXIT_START_ANEW, start_anew
 
-    status = run_worker(config, _core_factory(config))
-    if status == EXIT_START_ANEW and args.lifeline_fd is None:
-        start_anew()
-    return status
+    return run_worker(config, lambda role: _core_factory(config, role))
 
 
 def default_id(role: Role, host: str, pid: int) -> str:
@@ -139,9 +135,9 @@ def default_id(role: Role, host: str, pid: int) -> str:
     return f"{role}-{re.sub(r'[^A-Za-z0-9_]', '-', host)}-{pid}"
 
 
-def _core_factory(config: WorkerConfig) -> CoreFactory:
+def _core_factory(config: WorkerConfig, role: Role) -> CoreFactory:
     scheduler = config.scheduler
-    match config.role:
+    match role:
         case Role.PREFILL if scheduler.hybrid:
             from twinpool.colocated_pool.hybrid import HybridPrefillCore
 
@@ -165,10 +161,6 @@ def _core_factory(config: WorkerConfig) -> CoreFactory:
                 blocks, layout, fingerprint, scheduler, incarnation, config.strict
             )
         case Role.COLOCATED:
-            if scheduler.hybrid:
-                raise ConfigError(
-                    "--hybrid is for --role prefill and decode: colocated workers do both already"
-                )
             from twinpool.colocated_pool.core import ColocatedCore
 
             return lambda blocks, layout, _, __: ColocatedCore(blocks, layout, scheduler)

@@ -1,0 +1,81 @@
+"""What an operator sees of the pools: JSON values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from twinpool.config import Role
+from twinpool.coordinator.registry import Registry, Worker
+
+SERVES, DRAINS, CHANGES, STARTS, FAILED = "serves", "drains", "changes role", "starts", "failed"
+
+
+def pool_status(
+    registry: Registry, kept: Mapping[str, Role], failed: Mapping[str, str], now: float
+) -> dict[str, Any]:
+    """Every worker that has joined, those of `kept` that have not, and those that have `failed` to start, with why."""
+    joined = {worker.worker_id for worker in registry}
+    workers = [_worker(registry, worker, now) for worker in registry]
+    workers += [
+        {"worker": worker_id, "role": role.value, "state": STARTS}
+        for worker_id, role in kept.items()
+        if worker_id not in joined
+    ]
+    workers += [
+        {"worker": worker_id, "state": FAILED, "reason": reason}
+        for worker_id, reason in failed.items()
+        if worker_id not in joined
+    ]
+    is_ready, reason = registry.ready()
+    serving = [worker for worker in registry if worker.stays]
+    return {
+        "ready": is_ready,
+        "reason": reason,
+        "pools": {role.value: sum(worker.role is role for worker in serving) for role in Role},
+        "workers": sorted(workers, key=lambda worker: (worker.get("role", ""), worker["worker"])),
+    }
+
+
+def _worker(registry: Registry, worker: Worker, now: float) -> dict[str, Any]:
+    stats, departure = worker.stats, worker.departure
+    told: dict[str, Any] = {
+        "worker": worker.worker_id,
+        "role": worker.role.value,
+        "state": SERVES if departure is None else DRAINS if departure.role is None else CHANGES,
+        "since_s": round(now - worker.joined_at, 3),
+        "heard_s": round(now - worker.seen_at, 3),
+        "pid": worker.info.pid,
+        "attempts": len(worker.legs),
+        "prompt_tokens_pending": worker.pending_tokens,
+        "sequences": worker.num_sequences,
+        "max_num_seqs": worker.info.max_num_seqs,
+        "kv_blocks": {"total": worker.info.num_blocks},
+        "links": _links(registry, worker),
+    }
+    if stats is not None:
+        told["kv_blocks"] |= {
+            "free": stats.free_blocks,
+            "owned": stats.owned_blocks,
+            "cached": stats.cached_blocks,
+            "quarantined": stats.quarantined_blocks,
+        }
+    if departure is not None:
+        told["hands_on_in_s"] = round(max(0.0, departure.hand_on_at - now), 3)
+        if departure.role is not None:
+            told["becomes"] = departure.role.value
+    if worker.info.fixed_role:
+        told["fixed_role"] = worker.info.fixed_role
+    return told
+
+
+def _links(registry: Registry, worker: Worker) -> list[dict[str, Any]]:
+    return [
+        {
+            "worker": (decode if prefill is worker else prefill).worker_id,
+            "transport": link.transport,
+            "gb_per_s": link.gb_per_s,
+        }
+        for prefill, decode, link in registry.links()
+        if worker in (prefill, decode)
+    ]
