@@ -128,11 +128,11 @@ class BlockPool:
         return len(self._cached)
 
     @property
-    @property
     def cached_block_ids(self) -> tuple[int, ...]:
         """The blocks that `num_cached` counts, the least recently used first."""
         return tuple(self._cached)
 
+    @property
     def num_quarantined(self) -> int:
         """Blocks of revoked reservations that may still be written."""
         return len(self._quarantined)
