@@ -67,12 +67,14 @@ class Account:
     """One tenant's books.
 
     `service` is the tokens that it was served, over its weight; the queue lifts it when the tenant comes back from
-    idleness. `expected_output` is the mean length of its latest answers, in tokens.
+    idleness. It is the same whether tokens are counted one by one or many at once. `expected_output` is the mean length
+    of its latest answers, in tokens.
     """
 
     def __init__(self, tenant: Tenant, now: float = 0.0) -> None:
         self.tenant = tenant
-        self.service = 0.0
+        self._lifted_to = 0.0
+        self._num_served_since = 0
         self.expected_output = 0.0
         self._requests: Bucket | None = None
         self._tokens: Bucket | None = None
@@ -81,13 +83,24 @@ class Account:
     def asks(self, tenant: Tenant, now: float) -> None:
         """The tenant sends a request. From now on its quotas and weight are those of `tenant`."""
         self.asked_at = now
+        if tenant.weight != self.tenant.weight:
+            self.service = self.service  # what was served so far counts by the old weight
         self.tenant = tenant
         self._requests = _of_size(self._requests, tenant.requests_per_minute, now)
         self._tokens = _of_size(self._tokens, tenant.tokens_per_minute, now)
 
+    @property
+    def service(self) -> float:
+        """What it was served, by weight."""
+        return self._lifted_to + self._num_served_since / self.tenant.weight
+
+    @service.setter
+    def service(self, service: float) -> None:
+        self._lifted_to, self._num_served_since = service, 0
+
     def serve(self, num_tokens: int) -> None:
         """Prompt tokens went to a worker, or output tokens to the client."""
-        self.service += num_tokens / self.tenant.weight
+        self._num_served_since += num_tokens
 
     def never_allows(
         self, num_prompt: int, max_tokens: int, *, num_after: int = 0, tokens_after: int = 0

@@ -64,7 +64,7 @@ class Admission:
             or account.never_allows(
                 num_prompt, max_tokens, num_after=submission.num_after, tokens_after=submission.tokens_after
             )
-            or _never_in_time(submission, self.prefill.least_seconds_for(num_to_compute), now)
+            or self._never_in_time(submission, num_to_compute, now)
         )
         if never is not None:
             return never
@@ -76,9 +76,7 @@ class Admission:
             *self._no_room(num_prompt, account, now),
         ]
         if wait_s is not None:
-            prefill_s = self.prefill.seconds_for(num_to_compute)
-            wait_there_s = self.prefill.seconds_before(self._registry.least_pending_tokens())
-            found += [self._too_long(wait_s), _too_late(submission, wait_s + wait_there_s, prefill_s, now)]
+            found += [self._too_long(wait_s), self._too_late(submission, wait_s, num_to_compute, now)]
         return _longest(found)
 
     def refusal_of_any(self, account: Account, priority: int, now: float) -> RequestError | None:
@@ -182,6 +180,40 @@ class Admission:
         what = f"the server is busy: the predicted wait is {wait_s:.1f} s and {allowed}"
         return QueueFull(what, retry_after_s=over_s)
 
+    def _never_in_time(
+        self, submission: Submission, num_to_compute: int, now: float
+    ) -> InvalidRequest | None:
+        """Why no wait can help: the deadline has passed, or comes before the prompt can be computed even at best."""
+        if submission.deadline is None:
+            return None
+        least_s, left_s = self.prefill.least_seconds_for(num_to_compute), submission.deadline - now
+        if least_s < left_s:
+            return None
+        if left_s <= 0:
+            what = f"passed {-left_s:.3f} s before the request could be taken on; set a later one"
+        else:
+            at_best = f"the prompt takes {least_s:.3f} s at the best rate measured"
+            what = f"is in {left_s:.3f} s, and {at_best}; set a later one, or shorten the prompt"
+        return InvalidRequest(f"the deadline {what}", param="timeout")
+
+    def _too_late(
+        self, submission: Submission, wait_s: float, num_to_compute: int, now: float
+    ) -> DeadlineUnmeetable | None:
+        """Why the request would not have even its first token by its deadline."""
+        if submission.deadline is None:
+            return None
+        left_s = submission.deadline - now
+        wait_s += self.prefill.seconds_before(self._registry.least_pending_tokens())
+        prefill_s = self.prefill.seconds_for(num_to_compute)
+        over_s = wait_s + prefill_s - left_s
+        if over_s <= 0:
+            return None
+        return DeadlineUnmeetable(
+            f"the deadline is in {left_s:.2f} s; the predicted wait is {wait_s:.2f} s and the first token takes about "
+            f"{prefill_s:.2f} s after it",
+            retry_after_s=over_s,
+        )
+
 
 def _longest(found: Sequence[TryLater | None]) -> TryLater | None:
     refusals = [refusal for refusal in found if refusal is not None]
@@ -197,35 +229,4 @@ def _too_much_to_tell(submission: Submission) -> InvalidRequest | None:
         f"prompt_logprobs is {num_top} and the prompt has {num_prompt} tokens, {num_prompt * (1 + num_top)} log "
         f"probabilities in all; at most {MOST_PROMPT_LOGPROBS} are told: lower prompt_logprobs, or shorten the prompt",
         param="prompt_logprobs",
-    )
-
-
-def _never_in_time(submission: Submission, least_s: float, now: float) -> InvalidRequest | None:
-    """Why no wait can help: the deadline has passed, or comes before the prompt can be computed even at best."""
-    if submission.deadline is None or least_s < (left_s := submission.deadline - now):
-        return None
-    if left_s <= 0:
-        message = f"the deadline passed {-left_s:.3f} s before the request could be taken on; set a later one"
-    else:
-        message = (
-            f"the deadline is in {left_s:.3f} s, and the prompt takes {least_s:.3f} s at the best rate measured; set "
-            "a later one, or shorten the prompt"
-        )
-    return InvalidRequest(message, param="timeout")
-
-
-def _too_late(
-    submission: Submission, wait_s: float, prefill_s: float, now: float
-) -> DeadlineUnmeetable | None:
-    """Why the request would not have even its first token by its deadline."""
-    if submission.deadline is None:
-        return None
-    left_s = submission.deadline - now
-    over_s = wait_s + prefill_s - left_s
-    if over_s <= 0:
-        return None
-    return DeadlineUnmeetable(
-        f"the deadline is in {left_s:.2f} s; the predicted wait is {wait_s:.2f} s and the first token takes about "
-        f"{prefill_s:.2f} s after it",
-        retry_after_s=over_s,
     )

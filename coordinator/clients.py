@@ -61,7 +61,10 @@ class Clients:
     def timeline(self, request_id: str) -> Timeline | None:
         """The timeline of a live or recent request."""
         request = self._custody.requests.get(request_id)
-        return request.timeline if request is not None else self._custody.finished.get(request_id)
+        if request is None:
+            return self._custody.finished.get(request_id)
+        request.catch_up()
+        return request.timeline
 
     def arrived(self, submission: Submission, now: float) -> None:
         """A new request: queued, or refused at once."""
@@ -133,6 +136,7 @@ class Clients:
         for request in list(self._custody.requests.values()):
             deadline = request.submission.deadline
             if request.ending is None and deadline is not None and deadline <= now:
+                request.catch_up()
                 self._tally.add(CoordinatorMetric.DEADLINES_MISSED)
                 self._time_out(request, _too_late(request, deadline), now)
         for request in [r for r in self._queue if now - r.queued_at > self._max_wait_s]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from twinpool.config import CoordinatorConfig
+from twinpool.coordinator.accounts import Account
 from twinpool.coordinator.ended import EndedRequests
 from twinpool.coordinator.events import Command, Emit, Note, Send
 from twinpool.coordinator.lifecycle import Leg, LegKind, Move, Request, Resource
@@ -73,11 +74,27 @@ class Custody:
 
     def serve(self, request: Request, num_tokens: int) -> None:
         """Counts prompt tokens that go to a worker, or output tokens that go to the client, for the tenant."""
-        request.account.serve(num_tokens)
-        self._tally.add(CoordinatorMetric.TENANT_TOKENS, request.account.tenant.name, num_tokens)
+        self.serve_account(request.account, num_tokens)
+
+    def serve_account(self, account: Account, num_tokens: int) -> None:
+        """The same for any of the tenant's requests."""
+        account.serve(num_tokens)
+        self._tally.add(CoordinatorMetric.TENANT_TOKENS, account.tenant.name, num_tokens)
+
+    def leg_of(self, worker: Worker, key: RequestKey, kind: LegKind | None = None) -> Leg | None:
+        """The leg of the present attempt that a message is about; None (counted) if that is over."""
+        leg = worker.legs.get(key)
+        if leg is None or leg.cancelled_at is not None:
+            self._tally.add(CoordinatorMetric.STALE_MESSAGES)
+            return None
+        if kind is not None and leg.kind is not kind:
+            self.fault(f"{worker.worker_id} spoke as {kind} of {key}, where it is {leg.kind}")
+            return None
+        return leg
 
     def resume(self, request: Request, reason: str, now: float, detail: str = "") -> None:
         """The present attempt is lost: start another one with the tokens so far, or give up."""
+        request.catch_up()
         request.timeline.attempts[-1].ended = f"{reason}: {detail}" if detail else reason
         self._tally.add(CoordinatorMetric.ATTEMPTS_LOST, reason)
         request.forget_outputs()
@@ -117,6 +134,7 @@ class Custody:
         is_silent: bool = False,
     ) -> None:
         """The outcome is decided. Emits the client's last output, unless `is_silent`: it has been emitted already."""
+        request.catch_up()
         self._decide(request, move, finish, now, error)
         if move is Move.FINISH:
             self._tally.timings[Timing.E2E].observe(now - request.timeline.received_at)
@@ -136,6 +154,7 @@ class Custody:
         request = self.requests.get(request_id or "")
         if request is None:
             return
+        request.catch_up()
         if request.ending is None:
             error = RequestFailed(
                 "the server lost track of the request, which is a bug in Twinpool; try again"
@@ -222,6 +241,11 @@ class Custody:
         for worker in self._registry:
             pending = sum(leg.pending_tokens for leg in worker.legs.values())
             slots = sum(leg.num_tokens for leg in worker.legs.values())
+            num_sequences = sum(leg.kind is not LegKind.PREFILL for leg in worker.legs.values())
+            if worker.num_sequences != num_sequences:
+                raise InvariantViolation(
+                    f"{worker.worker_id}: {worker.num_sequences} sequences, its legs are {num_sequences}"
+                )
             if (worker.pending_tokens, worker.held_tokens) != (pending, slots):
                 raise InvariantViolation(
                     f"{worker.worker_id}: {worker.pending_tokens} pending and {worker.held_tokens} held "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -204,6 +205,18 @@ class Emit:
 
 
 @dataclass(frozen=True, slots=True)
+class EmitRun:
+    """What one Emit of `token_id` at each of `times` would have said, with indices from `first_index` on: from workers
+    that decode in lockstep (`LockstepTokens`), told when the run ends. Before any other output of the request."""
+
+    worker_id: str
+    request_id: str
+    token_id: int
+    first_index: int
+    times: array[float]
+
+
+@dataclass(frozen=True, slots=True)
 class Refuse:
     """The answer no: the request that has just arrived is not admitted, or the one to be cancelled is not known."""
 
@@ -265,5 +278,16 @@ class Note:
 
 
 Command = (
-    Send | EndProcess | Emit | Refuse | Agree | Decline | StartWorker | Reassign | Retire | Record | Note
+    Send
+    | EndProcess
+    | Emit
+    | EmitRun
+    | Refuse
+    | Agree
+    | Decline
+    | StartWorker
+    | Reassign
+    | Retire
+    | Record
+    | Note
 )

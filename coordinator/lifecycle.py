@@ -12,7 +12,7 @@ last of them is closed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
@@ -136,7 +136,8 @@ class Request:
     `account` is its tenant's. `emitted` are the output tokens that went out, in order; `early` those that came before
     their turn (the two workers' connections race), by index. `prompt_logprobs` are those that the present attempt has
     told, until the first token takes them along. `queued_at` is when it began to wait, and has not got anywhere since.
-    `number` is its place in the order in which requests first came to the queue.
+    `number` is its place in the order in which requests first came to the queue. `arrears` books tokens that it has
+    got, where that is put off (`lockstep.py`).
     """
 
     def __init__(self, submission: Submission, account: Account) -> None:
@@ -160,6 +161,7 @@ class Request:
         self.legs: list[Leg] = []
         self.prefix: Sequence[int] = ()
         self.ending: Move | None = None
+        self.arrears: Callable[[], None] | None = None
 
     @property
     def request_id(self) -> str:
@@ -222,6 +224,11 @@ class Request:
         self.state = target
         self.timeline.stamps.append((target, now))
         return rule.owns - TABLE[target].owns
+
+    def catch_up(self) -> None:
+        """Books all tokens that it has got. Whoever looks at them while it runs calls this before."""
+        if self.arrears is not None:
+            self.arrears()
 
     def forget_outputs(self) -> None:
         """What the present attempt has told and the client has not got is worth nothing any more."""

@@ -148,11 +148,14 @@ class PrefillPace:
     def __init__(self) -> None:
         self._num_tokens: deque[float] = deque(maxlen=REMEMBERED_PROMPTS)
         self._seconds: deque[float] = deque(maxlen=REMEMBERED_PROMPTS)
+        self._sums: tuple[float, float] | None = None
+        """Of both, since the last prompt."""
 
     def computed(self, num_tokens: int, seconds: float) -> None:
         """A prompt with so many tokens that were in no cache was computed in so long."""
         self._num_tokens.append(num_tokens)
         self._seconds.append(seconds)
+        self._sums = None
 
     def least_seconds_for(self, num_tokens: int) -> float:
         """What one prompt with so many tokens takes at the best rate that was measured; 0 without evidence."""
@@ -161,7 +164,9 @@ class PrefillPace:
 
     def seconds_before(self, num_tokens: int) -> float:
         """Predicted time until so many tokens that wait before a prompt are computed; 0 without evidence."""
-        return num_tokens * sum(self._seconds) / max(1.0, sum(self._num_tokens))
+        if self._sums is None:
+            self._sums = sum(self._seconds), sum(self._num_tokens)
+        return num_tokens * self._sums[0] / max(1.0, self._sums[1])
 
     def seconds_for(self, num_tokens: int) -> float:
         """Predicted time for one prompt with so many tokens to compute; 0 without evidence.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from twinpool.config import Role
@@ -36,8 +36,12 @@ class Departure:
 class Worker:
     """One live worker process and what it holds for requests.
 
-    `legs` are the attempts that it has not let go of; `pending_tokens` their prompt tokens that are still to
-    be computed, `held_tokens` the KV slots that they are predicted to fill. `seen_at` is when it was last
+    `legs` are the attempts that it has not let go of, of which `num_sequences` generate here, or will; `pending_tokens`
+    are their prompt tokens that are still to be computed, `held_tokens` the KV slots that they are predicted to fill.
+    `num_slots` are those of the whole pool, `usable_slots` those not in quarantine by the last heartbeat, one block's
+    at least; it may hold `most_sequences`: those that it decodes together, and a few that follow when one ends. The
+    clients of those few have their first token and wait for the second, so they are only an eighth of the others, and
+    at least one. `seen_at` is when it was last
     heard of; until `full_until` it gets nothing new; `has_left`: it said itself that it ends. `departure`: it is to
     leave its pool. It has been in the pool since `joined_at`.
     """
@@ -48,25 +52,30 @@ class Worker:
     legs: dict[RequestKey, Leg] = field(default_factory=dict)
     pending_tokens: int = 0
     held_tokens: int = 0
+    num_sequences: int = 0
     has_left: bool = False
     full_until: float = 0.0
     departure: Departure | None = None
     joined_at: float = 0.0
 
-    @property
-    def worker_id(self) -> str:
-        """Its name, the same over restarts."""
-        return self.info.worker_id
+    worker_id: str = field(init=False)
+    incarnation: str = field(init=False)
+    role: Role = field(init=False)
+    num_slots: int = field(init=False)
+    usable_slots: int = field(init=False)
+    most_sequences: int = field(init=False)
 
-    @property
-    def incarnation(self) -> str:
-        """This process of that name."""
-        return self.info.incarnation
+    def __post_init__(self) -> None:
+        info = self.info
+        self.worker_id, self.incarnation, self.role = info.worker_id, info.incarnation, info.role
+        self.num_slots = self.usable_slots = info.num_blocks * info.layout.block_size
+        self.most_sequences = info.max_num_seqs + max(1, info.max_num_seqs // 8)
 
-    @property
-    def role(self) -> Role:
-        """What it does."""
-        return self.info.role
+    def says(self, stats: WorkerStats) -> None:
+        """Takes what its heartbeat says."""
+        self.stats = stats
+        num_usable = max(1, self.info.num_blocks - stats.quarantined_blocks)
+        self.usable_slots = num_usable * self.info.layout.block_size
 
     @property
     def stays(self) -> bool:
@@ -78,20 +87,6 @@ class Worker:
         """Whether its process goes on in another role, and finds there what it has found here."""
         departure = self.departure
         return departure is not None and departure.role is not None and departure.told_at is not None
-
-    @property
-    def num_slots(self) -> int:
-        """KV slots of the whole pool, in tokens."""
-        return self.info.num_blocks * self.info.layout.block_size
-
-    @property
-    def most_sequences(self) -> int:
-        """How many sequences it may hold: those that it decodes together, and a few that follow when one ends.
-
-        The clients of those few have their first token and wait for the second, so they are only an eighth of the
-        others, and at least one.
-        """
-        return self.info.max_num_seqs + max(1, self.info.max_num_seqs // 8)
 
     @property
     def pace(self) -> StepPace | None:
@@ -112,20 +107,9 @@ class Worker:
         return self.prompt_tokens_beside(num_sequences + 1) >= LEAST_PREFILL_CHUNK_TOKENS
 
     @property
-    def num_sequences(self) -> int:
-        """Attempts that generate here, or will."""
-        return sum(leg.kind is not LegKind.PREFILL for leg in self.legs.values())
-
-    @property
     def generates(self) -> bool:
         """Whether it can."""
         return self.role is not Role.PREFILL or self.info.itl_budget_s is not None
-
-    @property
-    def usable_slots(self) -> int:
-        """KV slots that are not in quarantine, by the last heartbeat; at least one block's."""
-        quarantined = 0 if self.stats is None else self.stats.quarantined_blocks
-        return max(1, self.info.num_blocks - quarantined) * self.info.layout.block_size
 
     @property
     def num_cancelled(self) -> int:
@@ -140,6 +124,7 @@ class Worker:
     def open(self, leg: Leg) -> None:
         """Counts `leg` as held here."""
         self.legs[leg.key] = leg
+        self.num_sequences += leg.kind is not LegKind.PREFILL
         self.pending_tokens += leg.pending_tokens
         self.held_tokens += leg.num_tokens
 
@@ -156,6 +141,7 @@ class Worker:
     def close(self, leg: Leg) -> None:
         """`leg` holds nothing here any more."""
         del self.legs[leg.key]
+        self.num_sequences -= leg.kind is not LegKind.PREFILL
         self.prompt_computed(leg)
         self.held_tokens -= leg.num_tokens
 
@@ -165,7 +151,10 @@ class Registry:
 
     def __init__(self) -> None:
         self._workers: dict[str, Worker] = {}
+        self._by_role: dict[Role, tuple[Worker, ...]] = dict.fromkeys(Role, ())
         self._links: dict[tuple[str, str], LinkReady | LinkFailed] = {}
+        self._linked: dict[str, dict[str, Worker]] = {}
+        self._readiness: tuple[bool, str] | None = None
         self._past_num_blocks: dict[str, int] = {}
         self.terms: Register | None = None
         """The first worker that joined: all later ones must agree with it, as long as the coordinator lives."""
@@ -176,9 +165,9 @@ class Registry:
     def __len__(self) -> int:
         return len(self._workers)
 
-    def of_role(self, role: Role) -> list[Worker]:
+    def of_role(self, role: Role) -> tuple[Worker, ...]:
         """The live workers of one pool."""
-        return [w for w in self._workers.values() if w.role is role]
+        return self._by_role[role]
 
     def get(self, worker_id: str) -> Worker | None:
         """The live process of this name."""
@@ -228,15 +217,22 @@ class Registry:
             self.terms = offer
         worker = Worker(offer, now, joined_at=now)
         self._workers[offer.worker_id] = worker
+        self._by_role[worker.role] = (*self._by_role[worker.role], worker)
+        self._readiness = None
         return worker
 
     def remove(self, worker: Worker) -> None:
         """The worker is gone, and all its links with it."""
         del self._workers[worker.worker_id]
+        self._by_role[worker.role] = tuple(w for w in self._by_role[worker.role] if w is not worker)
         self._past_num_blocks[worker.worker_id] = worker.info.num_blocks
         while len(self._past_num_blocks) > MAX_REMEMBERED_POOLS:
             del self._past_num_blocks[next(iter(self._past_num_blocks))]
         self._links = {pair: link for pair, link in self._links.items() if worker.incarnation not in pair}
+        self._linked.pop(worker.incarnation, None)
+        for decodes in self._linked.values():
+            decodes.pop(worker.incarnation, None)
+        self._readiness = None
 
     def past_num_blocks(self, worker_id: str) -> int | None:
         """The KV pool of the last process of this name that is gone, in blocks; None if there was none."""
@@ -248,15 +244,26 @@ class Registry:
 
     def record_link(self, prefill: Worker, report: LinkReady | LinkFailed) -> bool:
         """Notes what `prefill` says about its link; false if that decode process is not live."""
-        if self.live(report.decode_worker, report.decode_incarnation) is None:
+        decode = self.live(report.decode_worker, report.decode_incarnation)
+        if decode is None:
             return False
         self._links[prefill.incarnation, report.decode_incarnation] = report
+        decodes = self._linked.setdefault(prefill.incarnation, {})
+        if isinstance(report, LinkReady):
+            decodes[decode.incarnation] = decode
+        else:
+            decodes.pop(decode.incarnation, None)
+        self._readiness = None
         return True
 
     def link(self, prefill: Worker, decode: Worker) -> LinkReady | None:
         """The link over which `prefill` can push to `decode`, or None."""
         link = self._links.get((prefill.incarnation, decode.incarnation))
         return link if isinstance(link, LinkReady) else None
+
+    def linked_to(self, prefill: Worker) -> Mapping[str, Worker]:
+        """The decode workers that `prefill` can push to, by incarnation."""
+        return self._linked.get(prefill.incarnation, {})
 
     def links(self) -> Iterator[tuple[Worker, Worker, LinkReady]]:
         """All usable links, as (prefill worker, decode worker, what the probe measured)."""
@@ -274,6 +281,11 @@ class Registry:
 
     def ready(self) -> tuple[bool, str]:
         """Whether a request can be executed now, and what is missing if not."""
+        if self._readiness is None:
+            self._readiness = self._find_out()
+        return self._readiness
+
+    def _find_out(self) -> tuple[bool, str]:
         if colocated := self.of_role(Role.COLOCATED):
             return True, f"{len(colocated)} colocated worker(s)"
         prefill, decode = self.of_role(Role.PREFILL), self.of_role(Role.DECODE)
@@ -293,12 +305,10 @@ class Registry:
     def can_run(self) -> tuple[bool, str]:
         """As `ready`, but where a pool is missing a hybrid that can run requests whole is enough."""
         is_ready, why = self.ready()
+        if is_ready:
+            return is_ready, why
         wholes = sum(worker.has_room_for_whole(0) for worker in self)
-        return (
-            (is_ready, why)
-            if is_ready or not wholes
-            else (True, f"{why}; {wholes} hybrid(s) run requests whole")
-        )
+        return (True, f"{why}; {wholes} hybrid(s) run requests whole") if wholes else (is_ready, why)
 
     def max_model_len(self) -> int | None:
         """The longest sequence that every worker can hold, in tokens; None before the first has joined."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import xxhash
@@ -75,6 +75,22 @@ class PrefixIndex:
             matched += CHUNK_TOKENS
         return matched
 
+    def matches(self, chain: Sequence[int]) -> dict[str, int]:
+        """`num_matched_tokens` of each process for which there are any."""
+        found: dict[str, int] = {}
+        here: Collection[str] = ()
+        for num_matched, link in enumerate(chain):
+            holders = self._holders.get(link, set())
+            still = holders.intersection(here) if num_matched else holders
+            for incarnation in here if not still else [one for one in here if one not in still]:
+                found[incarnation] = num_matched * CHUNK_TOKENS
+            here = still
+            if not here:
+                break
+        for incarnation in here:
+            found[incarnation] = len(chain) * CHUNK_TOKENS
+        return found
+
     def forget(self, incarnation: str) -> None:
         """The process is gone."""
         for holders in self._holders.values():
@@ -103,6 +119,11 @@ class Route:
         return self.prefill is self.decode
 
 
+_Found = tuple[float, str, int, Worker]
+"""A worker that could take the request: its cost, its name, the prompt tokens that it should hold. In the order of a
+choice: names differ, so workers themselves are never compared."""
+
+
 class Router:
     """Chooses workers: a function of the registry, the request, the prefix index, the prefill pace and the time.
 
@@ -126,10 +147,11 @@ class Router:
         prefix. Only linked pairs count. Equal costs go to the first by name. A hybrid worker gets the request whole
         where that is predicted to be sooner (`coordinator/hybrid.py`).
         """
-        colocated = self._by_prefill_cost(request, Role.COLOCATED, LegKind.GENERATE, now)
+        matches = {} if request.wants_prompt_logprobs else self._index.matches(request.prefix)
+        colocated = self._with_prefill_cost(request, Role.COLOCATED, LegKind.GENERATE, matches, now)
         if colocated:
-            return Route(colocated[0][1], colocated[0][1], _record(colocated))
-        split = self._split(request, now)
+            return Route(colocated[0][-1], colocated[0][-1], _record(colocated, CostUnit.PROMPT_TOKENS))
+        split = self._split(request, matches, now)
         choice = self._hybrids.choose(
             request,
             None if split is None else (split.prefill, split.decode),
@@ -142,12 +164,19 @@ class Router:
             return Route(choice.worker, choice.worker, () if split is None else split.candidates, choice)
         return None if split is None else replace(split, choice=choice)
 
-    def _split(self, request: Request, now: float) -> Route | None:
-        prefills = self._by_prefill_cost(request, Role.PREFILL, LegKind.PREFILL, now)
-        for _, prefill in prefills:
-            decodes = self._by_decode_cost(request, prefill, now)
-            if decodes:
-                return Route(prefill, decodes[0][1], _record(prefills) + _record(decodes))
+    def _split(self, request: Request, matches: Mapping[str, int], now: float) -> Route | None:
+        prefills = self._with_prefill_cost(request, Role.PREFILL, LegKind.PREFILL, matches, now)
+        if not prefills:
+            return None
+        decodes = self._with_decode_cost(request, matches, now)
+        num_decode_workers = len(self._registry.of_role(Role.DECODE))
+        for *_, prefill in prefills if decodes else ():
+            linked, reachable = self._registry.linked_to(prefill), decodes
+            if len(linked) < num_decode_workers:
+                reachable = [found for found in decodes if found[-1].incarnation in linked]
+            if reachable:
+                tried = _record(prefills, CostUnit.PROMPT_TOKENS) + _record(reachable, CostUnit.SHARE)
+                return Route(prefill, reachable[0][-1], tried)
         return None
 
     def matched(self, request: Request, worker: Worker) -> int:
@@ -175,28 +204,31 @@ class Router:
         """The process has another role now, under another incarnation, and has kept its cache."""
         self._index.rename(incarnation, successor)
 
-    def _by_prefill_cost(
-        self, request: Request, role: Role, kind: LegKind, now: float
-    ) -> list[tuple[Candidate, Worker]]:
-        found = []
-        for worker in self._registry.of_role(role):
-            if self._can_take(worker, kind, request, now) and self._has_time(worker, request):
-                matched = self.matched(request, worker)
-                cost = worker.pending_tokens + request.num_tokens - matched
-                if kind is LegKind.GENERATE:
-                    cost += SEQUENCE_COST_TOKENS * len(worker.legs)
-                found.append((Candidate(worker.worker_id, cost, CostUnit.PROMPT_TOKENS, matched), worker))
-        return sorted(found, key=_by_cost)
+    def _with_prefill_cost(
+        self, request: Request, role: Role, kind: LegKind, matches: Mapping[str, int], now: float
+    ) -> list[_Found]:
+        """The workers with room and time for the prompt, those with the least cost first."""
+        found: list[_Found] = []
+        num_tokens = request.num_tokens
+        for worker in self._able(self._registry.of_role(role), kind, request, now):
+            matched = matches.get(worker.incarnation, 0)
+            if worker.pending_tokens >= STEP_TOKENS and not self._has_time(worker, num_tokens, matched):
+                continue
+            cost = worker.pending_tokens + num_tokens - matched
+            if kind is LegKind.GENERATE:
+                cost += SEQUENCE_COST_TOKENS * len(worker.legs)
+            found.append((cost, worker.worker_id, matched, worker))
+        return sorted(found)
 
-    def _has_time(self, worker: Worker, request: Request) -> bool:
+    def _has_time(self, worker: Worker, num_tokens: int, matched: int) -> bool:
         """Whether the prompt would start soon at the worker: behind less than `STEP_TOKENS` that go before it, or in at
         most `MAX_PENDING_S` at the measured pace, a hybrid's own. Before anything is measured only the former
         counts."""
         if worker.pending_tokens < STEP_TOKENS:
             return True
-        if worker.pending_tokens + request.num_tokens > MAX_PENDING_PROMPT_TOKENS:
+        if worker.pending_tokens + num_tokens > MAX_PENDING_PROMPT_TOKENS:
             return False
-        before = worker.pending_before(request.num_tokens - self.matched(request, worker))
+        before = worker.pending_before(num_tokens - matched)
         if before < STEP_TOKENS:
             return True
         if (pace := worker.pace) is not None:
@@ -211,40 +243,46 @@ class Router:
 
     def _able_hybrids(self, request: Request, now: float) -> Iterator[Worker]:
         """Hybrids with room for the whole request, where its prompt would start soon."""
-        for worker in self._registry:
-            is_hybrid = worker.info.itl_budget_s is not None
-            if is_hybrid and self._can_take(worker, LegKind.GENERATE, request, now):
-                num_slots = worker.held_tokens + request.num_tokens + GROWTH_TOKENS
-                if num_slots <= worker.usable_slots and self._has_time(worker, request):
-                    yield worker
+        hybrids = (worker for worker in self._registry if worker.info.itl_budget_s is not None)
+        num_tokens = request.num_tokens
+        for worker in self._able(hybrids, LegKind.GENERATE, request, now):
+            if worker.held_tokens + num_tokens + GROWTH_TOKENS <= worker.usable_slots and self._has_time(
+                worker, num_tokens, self.matched(request, worker)
+            ):
+                yield worker
 
-    def _can_take(self, worker: Worker, kind: LegKind, request: Request, now: float) -> bool:
-        """Whether the worker stays in its pool, which the whole request fits in, has been heard of lately, did not just
-        have to preempt, and, if it decodes, holds fewer than `most_sequences`."""
-        if now < worker.full_until or now - worker.seen_at > self._quiet_s or not worker.stays:
-            return False
-        if request.max_slots > worker.num_slots:
-            return False
-        return kind is LegKind.PREFILL or worker.num_sequences < worker.most_sequences
+    def _able(self, workers: Iterable[Worker], kind: LegKind, request: Request, now: float) -> list[Worker]:
+        """Those that stay in their pool, which the whole request fits in, have been heard of lately, did not just have
+        to preempt, and, if they are to decode, hold fewer than `most_sequences`."""
+        quiet_s, max_slots, prefills = self._quiet_s, request.max_slots, kind is LegKind.PREFILL
+        return [
+            worker
+            for worker in workers
+            if now >= worker.full_until
+            and now - worker.seen_at <= quiet_s
+            and worker.departure is None
+            and max_slots <= worker.num_slots
+            and (prefills or worker.num_sequences < worker.most_sequences)
+        ]
 
-    def _by_decode_cost(
-        self, request: Request, prefill: Worker, now: float
-    ) -> list[tuple[Candidate, Worker]]:
-        found = []
-        for worker in self._registry.of_role(Role.DECODE):
-            linked = self._registry.link(prefill, worker) is not None
-            if linked and self._can_take(worker, LegKind.DECODE, request, now):
-                matched = self.matched(request, worker)
-                sequences = (len(worker.legs) + 1) / worker.info.max_num_seqs
-                tokens = (worker.held_tokens + request.num_tokens + GROWTH_TOKENS) / worker.usable_slots
-                cost = max(sequences, tokens) - PREFIX_WEIGHT * matched / request.num_tokens
-                found.append((Candidate(worker.worker_id, cost, CostUnit.SHARE, matched), worker))
-        return sorted(found, key=_by_cost)
+    def _with_decode_cost(self, request: Request, matches: Mapping[str, int], now: float) -> list[_Found]:
+        """The workers with room for the sequence, those with the least cost first."""
+        found: list[_Found] = []
+        num_tokens = request.num_tokens
+        num_grown = num_tokens + GROWTH_TOKENS
+        for worker in self._able(self._registry.of_role(Role.DECODE), LegKind.DECODE, request, now):
+            sequences = (len(worker.legs) + 1) / worker.info.max_num_seqs
+            cost = (worker.held_tokens + num_grown) / worker.usable_slots
+            if cost < sequences:
+                cost = sequences
+            matched = matches.get(worker.incarnation, 0)
+            found.append((cost - PREFIX_WEIGHT * matched / num_tokens, worker.worker_id, matched, worker))
+        return sorted(found)
 
 
-def _record(found: list[tuple[Candidate, Worker]]) -> tuple[Candidate, ...]:
-    return tuple(candidate for candidate, _ in found[:MAX_RECORDED_CANDIDATES])
-
-
-def _by_cost(pair: tuple[Candidate, Worker]) -> tuple[float, str]:
-    return pair[0].cost, pair[0].worker_id
+def _record(found: Sequence[_Found], unit: CostUnit) -> tuple[Candidate, ...]:
+    """The first few, for the timeline."""
+    return tuple(
+        Candidate(worker_id, cost, unit, matched)
+        for cost, worker_id, matched, _ in found[:MAX_RECORDED_CANDIDATES]
+    )

@@ -34,6 +34,7 @@ from twinpool.coordinator.events import Command, Event
 from twinpool.coordinator.health import Health
 from twinpool.coordinator.hybrid import capability
 from twinpool.coordinator.lifecycle import Leg, LegKind, Move, Request
+from twinpool.coordinator.lockstep import Lockstep
 from twinpool.coordinator.membership import Membership
 from twinpool.coordinator.partings import Partings
 from twinpool.coordinator.pools import Pools
@@ -53,6 +54,7 @@ from twinpool.messages import (
     Granted,
     HandoffReport,
     Heartbeat,
+    LockstepTokens,
     Message,
     Prefill,
     PrefillReport,
@@ -62,7 +64,7 @@ from twinpool.messages import (
     StepTokens,
 )
 from twinpool.metrics import CoordinatorMetric, Timing
-from twinpool.request import FinishReason, RequestKey, RequestState
+from twinpool.request import FinishReason, RequestState
 
 FULL_PAUSE_S = 0.2
 """A worker that sent a job back for lack of room gets nothing new for so long: it would only send it back again."""
@@ -110,6 +112,7 @@ class CoordinatorCore:
             config, self.queue, self.registry, self.retries, self.tally, self._commands.append
         )
         self._delivery = Delivery(self._custody, self.tally, self._commands.append)
+        self._lockstep = Lockstep(self._custody, self._delivery, self.tally, self._commands.append)
         self._admission = Admission(config, self.registry, self.queue, self.accounts, self._custody.stays)
         self._router = Router(
             self.registry,
@@ -282,45 +285,38 @@ class CoordinatorCore:
         match message:
             case StepTokens(tokens=tokens):
                 self._health.moved(now)
+                self._lockstep.end(worker)
                 for token in tokens:
-                    if (leg := self._leg_of(worker, token.key)) is not None:
+                    if (leg := self._custody.leg_of(worker, token.key)) is not None:
                         self._delivery.take(leg, token, now)
+            case LockstepTokens():
+                self._health.moved(now)
+                self._lockstep.take(worker, message, now)
             case PrefillReport(key=key):
-                if (leg := self._leg_of(worker, key)) is not None:
+                if (leg := self._custody.leg_of(worker, key)) is not None:
                     worker.prompt_computed(leg)
                     if worker.role is not Role.DECODE:  # a hybrid one computes in the gaps between its steps
                         self._admission.prefill.computed(message.num_computed, message.compute_s)
                     leg.request.timeline.attempts[-1].prefill = message
             case PromptLogprobs(key=key):
-                if (leg := self._leg_of(worker, key)) is not None:
+                if (leg := self._custody.leg_of(worker, key)) is not None:
                     self._delivery.take_prompt_logprobs(leg, message, now)
             case Granted(key=key):
-                if (leg := self._leg_of(worker, key, LegKind.DECODE)) is not None:
+                if (leg := self._custody.leg_of(worker, key, LegKind.DECODE)) is not None:
                     self._on_granted(leg, message)
             case HandoffReport(key=key):
-                if (leg := self._leg_of(worker, key, LegKind.DECODE)) is not None:
+                if (leg := self._custody.leg_of(worker, key, LegKind.DECODE)) is not None:
                     self._on_handoff(leg.request, message, now)
             case Dropped():
                 self._on_dropped(worker, message, now)
             case Heartbeat(stats=stats):
                 self._health.heard(worker, stats, now)
                 is_first_pace = worker.pace is None and stats.pace is not None
-                worker.stats = stats
+                worker.says(stats)
                 if is_first_pace:
                     self._commands.append(events.Note(capability(worker)))
             case _:
                 self.membership.from_member(worker, message, now)
-
-    def _leg_of(self, worker: Worker, key: RequestKey, kind: LegKind | None = None) -> Leg | None:
-        """The leg of the present attempt that a message is about; None (counted) if that is over."""
-        leg = worker.legs.get(key)
-        if leg is None or leg.cancelled_at is not None:
-            self.tally.add(CoordinatorMetric.STALE_MESSAGES)
-            return None
-        if kind is not None and leg.kind is not kind:
-            self._custody.fault(f"{worker.worker_id} spoke as {kind} of {key}, where it is {leg.kind}")
-            return None
-        return leg
 
     def _on_granted(self, leg: Leg, grant: Granted) -> None:
         request = leg.request
@@ -352,6 +348,7 @@ class CoordinatorCore:
         if leg is None:
             self.tally.add(CoordinatorMetric.STALE_MESSAGES)
             return
+        self._lockstep.dropped(worker, dropped.key)
         was_cancelled = leg.cancelled_at is not None
         if dropped.reason in LACK_OF_ROOM:
             worker.full_until = now + FULL_PAUSE_S
@@ -373,6 +370,7 @@ class CoordinatorCore:
     # ── losses and ends ─────────────────────────────────────────────────────────────────────────────────────
 
     def _lose(self, worker: Worker, reason: str, now: float) -> None:
+        self._lockstep.end(worker)
         self._partings.lose(worker, reason, now)
         self.pools.gone(worker)
 
@@ -396,4 +394,5 @@ class CoordinatorCore:
 
     def check(self) -> None:
         """Recounts who holds what. Raises InvariantViolation."""
+        self._lockstep.catch_up()
         self._custody.check()

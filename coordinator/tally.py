@@ -29,10 +29,10 @@ class Histogram:
         self.counts = [0] * (len(bounds_s) + 1)
         self.total_s = 0.0
 
-    def observe(self, seconds: float) -> None:
-        """Counts one duration."""
-        self.counts[bisect_left(self.bounds_s, seconds)] += 1
-        self.total_s += seconds
+    def observe(self, seconds: float, count: int = 1) -> None:
+        """Counts a duration, so many times."""
+        self.counts[bisect_left(self.bounds_s, seconds)] += count
+        self.total_s += seconds * count
 
 
 class Tally:

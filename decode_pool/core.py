@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from twinpool.config import SchedulerConfig
 from twinpool.decode_pool.intake import Arrival, Intake
+from twinpool.decode_pool.lockstep import Lockstep, LockstepLoad
 from twinpool.decode_pool.scheduler import DecodeScheduler
 from twinpool.decode_pool.steps import StepsUnderWay
 from twinpool.engine.batch import StepBatch
@@ -95,6 +96,7 @@ class DecodeCore:
         self._scheduler = DecodeScheduler(self.pool)
         self._steps = StepsUnderWay()
         self._cancelled: dict[RequestKey, None] = {}
+        self._lockstep: Lockstep | None = None
 
     def __contains__(self, key: RequestKey) -> bool:
         return key in self._scheduler or key in self._intake
@@ -129,7 +131,7 @@ class DecodeCore:
     ) -> None:
         """A guest's prompt is computed: it generates from the next step on, and `table` is this core's."""
         self._scheduler.join(job, table, chain, first_token, look_back)
-        self._steps.changed()
+        self._changed()
 
     # ── the role's interface ──────────────────────────────────────────────────────────────────────────────
 
@@ -175,11 +177,7 @@ class DecodeCore:
         slices, preempted, is_starved = self._scheduler.plan(
             self._guests.make_room_for_sequences if self._guests else None
         )
-        self.counters.add(WorkerMetric.PREEMPTIONS, len(preempted))
-        for key in preempted:
-            self._tell(Dropped(key, DropReason.PREEMPTED, "an older sequence needed the room"))
-        if is_starved and not self.pool.num_quarantined:
-            self._intake.preempt_youngest(now)
+        self._preempted(preempted, now, is_starved=is_starved)
         if not slices:
             return None
         return self._steps.begin(StepPlan(StepBatch(tuple(slices))))
@@ -187,6 +185,45 @@ class DecodeCore:
     def plan_ahead(self) -> PlanAhead | None:
         """The next token of every sequence, if each has a slot for it."""
         return self._steps.plan_ahead(lambda running: self._scheduler.plan_ahead(running, self._cancelled))
+
+    # ── the same where all tokens are one ─────────────────────────────────────────────────────────────────
+
+    def walk_in_lockstep(self, token_id: int) -> None:
+        """Every token will be `token_id`, as in a simulation. From now on steps are begun, planned ahead and ended by
+        the three methods below, which do what `next_step`, `plan_ahead` and `StepDone` do, at a cost that does not
+        grow with the batch. They tell of tokens in `LockstepTokens`."""
+        self._lockstep = Lockstep(self._scheduler, self.pool, token_id)
+
+    def begin_step(self, now: float) -> LockstepLoad | None:
+        """`next_step`. Returns what the step has to do; None: there is nothing to run."""
+        begun = self._in_lockstep().begin(self._guests.make_room_for_sequences if self._guests else None)
+        self._preempted(begun.preempted, now, is_starved=begun.is_starved)
+        return begun.load
+
+    def plan_step_ahead(self) -> None:
+        """`plan_ahead`: to be called after each event while a step runs."""
+        self._in_lockstep().plan_ahead(self._cancelled)
+
+    def end_step(self, seconds: float, now: float) -> tuple[list[Command], LockstepLoad | None]:
+        """`handle` for the `StepDone` of a step that took `seconds`. Returns also what the step has to do that was
+        planned ahead and runs since then; None if nothing runs."""
+        lockstep = self._in_lockstep()
+        num_sequences = lockstep.num_sequences
+        told = lockstep.end(self._cancelled)
+        self._count_step(seconds, num_sequences)
+        if told is not None:
+            self._tell(told)
+        self._release_cancelled()
+        following = lockstep.follow()
+        self._intake.grant(self.num_free_slots, now)
+        return self.flush(), following
+
+    def _in_lockstep(self) -> Lockstep:
+        if self._lockstep is None:
+            raise InvariantViolation("this decode worker does not walk in lockstep")
+        return self._lockstep
+
+    # ── looking ───────────────────────────────────────────────────────────────────────────────────────────
 
     def stats(self) -> WorkerStats:
         """Blocks by state, queue lengths and counters at this moment. Blocks lent to writers are leased."""
@@ -230,15 +267,15 @@ class DecodeCore:
 
     def _cancel(self, key: RequestKey, now: float) -> None:
         self.counters.add(WorkerMetric.CANCELLED)
-        if key in self._steps:
+        if key in self._steps or (self._lockstep and key in self._lockstep):
             self._cancelled[key] = None
-            self._steps.changed()
+            self._changed()
             return
         if key in self._intake:
             self._intake.drop(key, DropReason.CANCELLED, "", now)
             return
         if key in self._scheduler:
-            self._scheduler.leave(key)
+            self._leave(key)
         self._tell(Dropped(key, DropReason.CANCELLED))
 
     def _from_peer(self, writer: Writer, message: Message, now: float) -> None:
@@ -255,13 +292,11 @@ class DecodeCore:
     def _join(self, arrival: Arrival | None) -> None:
         if arrival and arrival.table and arrival.manifest:
             self._scheduler.join(arrival.job, arrival.table, arrival.chain, arrival.manifest.first_token)
-            self._steps.changed()
+            self._changed()
 
     def _step_done(self, done: StepDone) -> None:
         slices = done.plan.batch.slices
         self._steps.end(done)
-        self.counters.add(WorkerMetric.STEPS)
-        self.counters.add(WorkerMetric.STEP_SECONDS, done.output.seconds)
         prompt_tokens = 0
         num_failed = 0
         tokens = []
@@ -272,22 +307,50 @@ class DecodeCore:
                 continue
             if (farewell := cannot_go_on(chunk.key, done.output)) is not None:
                 num_failed += 1
-                self._scheduler.leave(chunk.key)
+                self._leave(chunk.key)
                 self._tell(farewell)
             else:
                 tokens.append(self._scheduler.complete(chunk, done.output))
-        self.counters.add(WorkerMetric.OUTPUT_TOKENS, len(slices) - num_failed)
+        self._count_step(done.output.seconds, len(slices) - num_failed)
         self.counters.add(WorkerMetric.REFUSED, num_failed)
-        self.pool.check_count()
         self.counters.add(WorkerMetric.DECODE_POOL_PROMPT_TOKENS, prompt_tokens)
         if prompt_tokens and self._strict:
             raise InvariantViolation(f"--strict: this decode worker computed {prompt_tokens} prompt tokens")
         if tokens:
             self._tell(StepTokens(tuple(tokens)))
+        self._release_cancelled()
+
+    def _count_step(self, seconds: float, num_tokens: int) -> None:
+        self.counters.add(WorkerMetric.STEPS)
+        self.counters.add(WorkerMetric.STEP_SECONDS, seconds)
+        self.counters.add(WorkerMetric.OUTPUT_TOKENS, num_tokens)
+        self.pool.check_count()
+
+    def _preempted(self, keys: Sequence[RequestKey], now: float, *, is_starved: bool) -> None:
+        """The scheduler has let these go for older sequences, or the oldest is starved."""
+        self.counters.add(WorkerMetric.PREEMPTIONS, len(keys))
+        for key in keys:
+            self._tell(Dropped(key, DropReason.PREEMPTED, "an older sequence needed the room"))
+        if is_starved and not self.pool.num_quarantined:
+            self._intake.preempt_youngest(now)
+
+    def _release_cancelled(self) -> None:
         for key in [key for key in self._cancelled if key not in self._steps]:
             del self._cancelled[key]
-            self._scheduler.leave(key)
+            self._leave(key)
             self._tell(Dropped(key, DropReason.CANCELLED))
+
+    def _changed(self) -> None:
+        """A sequence has come or is to go: the plan ahead is to be made again."""
+        self._steps.changed()
+        if self._lockstep:
+            self._lockstep.changed()
+
+    def _leave(self, key: RequestKey) -> None:
+        if self._lockstep:
+            self._lockstep.leave(key)
+        else:
+            self._scheduler.leave(key)
 
     def _tell(self, message: Message) -> None:
         self._commands.append(SendCoordinator(message))

@@ -45,6 +45,10 @@ class GrownTokens(Sequence[int]):
         """One more was generated."""
         self._grown.append(token_id)
 
+    def extend(self, token_ids: Sequence[int]) -> None:
+        """So many more were."""
+        self._grown += token_ids
+
     def __len__(self) -> int:
         return len(self._given) + len(self._grown)
 
@@ -67,13 +71,16 @@ class GrownTokens(Sequence[int]):
 
 @dataclass(slots=True, eq=False)
 class DecodeSequence:
-    """A sequence that generates. `token_ids` are all its tokens; the KV of all but the last is in `table`."""
+    """A sequence that generates. `token_ids` are all its tokens; the KV of all but the last is in `table`. It joined as
+    the `number`-th. `shift` is for `Lockstep`."""
 
     job: Job
     table: BlockTable
     chain: PrefixChain
     token_ids: GrownTokens
     look_back: LookBack | None
+    number: int
+    shift: int = 0
 
     @property
     def key(self) -> RequestKey:
@@ -105,6 +112,7 @@ class DecodeScheduler:
     def __init__(self, pool: BlockPool) -> None:
         self._pool = pool
         self._running: dict[RequestKey, DecodeSequence] = {}
+        self._num_joined = 0
 
     def __len__(self) -> int:
         return len(self._running)
@@ -114,6 +122,20 @@ class DecodeScheduler:
 
     def __contains__(self, key: RequestKey) -> bool:
         return key in self._running
+
+    def get(self, key: RequestKey) -> DecodeSequence | None:
+        """The sequence, if it runs."""
+        return self._running.get(key)
+
+    def joined_after(self, number: int) -> list[DecodeSequence]:
+        """The sequences that joined after the `number`-th, oldest first."""
+        found: list[DecodeSequence] = []
+        if number < self._num_joined:
+            for sequence in reversed(self._running.values()):
+                if sequence.number <= number:
+                    break
+                found.append(sequence)
+        return found[::-1]
 
     def num_prompt_tokens(self, key: RequestKey) -> int:
         """Tokens that the sequence joined with KV of: its prompt, and what earlier attempts had emitted."""
@@ -138,7 +160,8 @@ class DecodeScheduler:
         self._pool.seal(table, chain, len(job.token_ids))
         token_ids = GrownTokens(job.token_ids, first_token)
         look_back = LookBack.of(job) if look_back is None else look_back
-        self._running[job.key] = DecodeSequence(job, table, chain, token_ids, look_back)
+        self._num_joined += 1
+        self._running[job.key] = DecodeSequence(job, table, chain, token_ids, look_back, self._num_joined)
 
     def leave(self, key: RequestKey) -> None:
         """Ends the sequence and releases its blocks."""
@@ -182,12 +205,16 @@ class DecodeScheduler:
         index, token_id = sequence.output_index, output.token_ids[chunk.key]
         sequence.token_ids.append(token_id)
         if chunk.end % self._pool.block_size == 0:
-            sequence.chain.extend(sequence.token_ids)
-            self._pool.seal(sequence.table, sequence.chain, chunk.end)
+            self.seal(sequence, chunk.end)
         finish = sequence.job.finish_reason(index, token_id)
         if finish:
             self.leave(chunk.key)
         return Token(chunk.key, index, token_id, finish, output.logprobs.get(chunk.key))
+
+    def seal(self, sequence: DecodeSequence, num_tokens: int) -> None:
+        """The KV of so many of its tokens is in the table: full blocks become findable."""
+        sequence.chain.extend(sequence.token_ids)
+        self._pool.seal(sequence.table, sequence.chain, num_tokens)
 
     def _has_room(
         self, sequence: DecodeSequence, preempted: list[RequestKey], make_room: Callable[[], bool] | None

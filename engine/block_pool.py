@@ -16,6 +16,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from struct import pack
 
 from xxhash import xxh3_128_digest
@@ -72,7 +73,7 @@ Chains = Callable[[Job], PrefixChain]
 
 def chains_of(block_size: int) -> Chains:
     """Chains of the tokens themselves, for blocks of that size."""
-    return lambda job: PrefixChain.of(job, block_size)
+    return partial(PrefixChain.of, block_size=block_size)
 
 
 class BlockTable:

@@ -7,6 +7,7 @@ process.
 
 from __future__ import annotations
 
+from array import array
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from math import inf
@@ -22,6 +23,7 @@ from twinpool.messages import Denied, Heartbeat, LinkReady, Message, Peers, Regi
 from twinpool.metrics import CoordinatorMetric
 from twinpool.planner.deployment import Deployment
 from twinpool.planner.simulator.agenda import LATER, Agenda
+from twinpool.planner.simulator.lockstep import LockstepWorker
 from twinpool.planner.simulator.machine import Machine
 from twinpool.planner.simulator.outcomes import Outcome, Simulation, WorkerUse
 from twinpool.planner.simulator.prefixes import Prefixes
@@ -54,17 +56,21 @@ def simulate(
     num_clients: int | None = None,
     max_concurrency: int | None = None,
     on_progress: OnProgress | None = None,
+    is_step_by_step: bool = False,
 ) -> Simulation:
     """Runs `requests` on `deployment`, each at its time `at_s`.
 
     With `num_clients` times do not count: so many clients ask one request after the other. With `max_concurrency` a
     request that comes while as many are under way waits at its client. Ctrl-C ends the run; requests that have not
-    ended then are cancelled, and the simulation says that it was interrupted.
+    ended then are cancelled, and the simulation says that it was interrupted. With `is_step_by_step` each step goes
+    through its whole batch, which takes much longer and gives the same.
 
     Raises:
         ConfigError: there are no requests, or one has no time.
     """
-    return Driver(deployment, requests, num_clients, max_concurrency, on_progress).run()
+    return Driver(
+        deployment, requests, num_clients, max_concurrency, on_progress, is_step_by_step=is_step_by_step
+    ).run()
 
 
 class Driver:
@@ -77,6 +83,8 @@ class Driver:
         num_clients: int | None = None,
         max_concurrency: int | None = None,
         on_progress: OnProgress | None = None,
+        *,
+        is_step_by_step: bool = False,
     ) -> None:
         _check(requests, num_clients, max_concurrency)
         self.agenda = Agenda()
@@ -87,7 +95,8 @@ class Driver:
             (),
             lambda submission: chunks.names(int(submission.request_id))[:MAX_PREFIX_CHUNKS],
         )
-        self.workers = _workers(deployment, Prefixes(requests, deployment.layout.block_size), self)
+        prefixes = Prefixes(requests, deployment.layout.block_size)
+        self.workers = _workers(deployment, prefixes, self, is_step_by_step=is_step_by_step)
         self._by_id = {worker.worker_id: worker for worker in self.workers}
         self._kv_shares = {worker.worker_id: _Shares() for worker in self.workers}
         front = next(pool for pool in deployment.pools if pool.role is not Role.DECODE)
@@ -273,6 +282,12 @@ class Driver:
             outcome.status = 200
             self._end(outcome, _ENDINGS[output.finish], output.error, at_s)
 
+    def _emit_run(self, worker: SimulatedWorker, request_id: str, times: array[float]) -> None:
+        on_the_way_s = _on_the_way_s(worker)
+        if on_the_way_s:
+            times = array("d", (at_s + on_the_way_s for at_s in times))
+        self.outcomes[int(request_id)].times.extend(times)
+
     def _end(self, outcome: Outcome, ending: Ending, error: RequestError | None, at_s: float) -> None:
         outcome.ending = ending
         outcome.ended_at_s = at_s
@@ -310,9 +325,7 @@ class Driver:
         self._hear(*told)
 
     def _hear(self, worker: SimulatedWorker, message: Message) -> None:
-        overheads = worker.pool.times.overheads
-        on_the_way_s = max(0.0, overheads.output_s - overheads.control_s)
-        self._handle(events.FromWorker(worker.worker_id, worker.incarnation, message), on_the_way_s)
+        self._handle(events.FromWorker(worker.worker_id, worker.incarnation, message), _on_the_way_s(worker))
 
     def _handle(self, event: events.Event, on_the_way_s: float = 0.0) -> None:
         """The core hears of `event`. What it gives out is with clients after `on_the_way_s`."""
@@ -323,6 +336,8 @@ class Driver:
                     self._pass_on(self._by_id[worker_id], message)
                 case events.Emit(request_id, output):
                     self._emit(request_id, output, now + on_the_way_s)
+                case events.EmitRun(worker_id, request_id, _, _, times):
+                    self._emit_run(self._by_id[worker_id], request_id, times)
                 case events.Refuse(request_id, error):
                     outcome = self.outcomes[int(request_id)]
                     outcome.status = error.status
@@ -377,16 +392,26 @@ def _check(requests: Sequence[Shape], num_clients: int | None, max_concurrency: 
         )
 
 
-def _workers(deployment: Deployment, prefixes: Prefixes, driver: Driver) -> list[SimulatedWorker]:
+def _on_the_way_s(worker: SimulatedWorker) -> float:
+    """From the coordinator's hearing of a token of this worker to its being with the client."""
+    overheads = worker.pool.times.overheads
+    return max(0.0, overheads.output_s - overheads.control_s)
+
+
+def _workers(
+    deployment: Deployment, prefixes: Prefixes, driver: Driver, *, is_step_by_step: bool
+) -> list[SimulatedWorker]:
     """All workers, those of decode first: each that joins is told to all of the other role, and prefill's are fewer."""
     machines = {pool.machine: Machine() for pool in deployment.pools if pool.machine is not None}
     chains = prefixes.chains()
     workers: list[SimulatedWorker] = []
     for pool in sorted(deployment.pools, key=lambda pool: pool.role.value):
         machine = None if pool.machine is None else machines[pool.machine]
+        in_lockstep = pool.role is Role.DECODE and not pool.scheduler.hybrid and not is_step_by_step
+        kind = LockstepWorker if in_lockstep else SimulatedWorker
         for number in range(pool.num_workers):
             workers.append(
-                SimulatedWorker(
+                kind(
                     len(workers),
                     f"{pool.role}-{number}",
                     pool,

@@ -149,7 +149,11 @@ class SimulatedWorker:
 
     def _begin(self, plan: StepPlan) -> None:
         self._plan = plan
-        self._shape = self._shape_of(plan.batch.slices)
+        self._start(self._shape_of(plan.batch.slices))
+
+    def _start(self, shape: StepShape) -> None:
+        """A step of that shape begins now."""
+        self._shape = shape
         self._began_at = self._moved_at = self._agenda.now
         self._share_done = self._whole_s = 0.0
         if self._machine is None:

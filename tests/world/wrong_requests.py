@@ -11,7 +11,6 @@ from twinpool.coordinator.custody import Custody
 from twinpool.coordinator.ended import EndedRequests
 from twinpool.coordinator.lifecycle import Leg, Move, Request
 from twinpool.coordinator.registry import Registry, Worker
-from twinpool.coordinator.state import CoordinatorCore
 from twinpool.decode_pool.core import DecodeCore
 from twinpool.decode_pool.scheduler import DecodeScheduler
 from twinpool.messages import Cancel, Message
@@ -84,10 +83,10 @@ def a_retry_keeps_its_attempt_number(patch: pytest.MonkeyPatch) -> None:
 def words_of_a_cancelled_attempt_are_believed(patch: pytest.MonkeyPatch) -> None:
     """A leg counts until its worker has let go, although another attempt runs."""
 
-    def leg_of(self: CoordinatorCore, worker: Worker, key: Any, kind: Any = None) -> Leg | None:  # noqa: ARG001
+    def leg_of(self: Custody, worker: Worker, key: Any, kind: Any = None) -> Leg | None:  # noqa: ARG001
         return worker.legs.get(key)
 
-    patch.setattr(CoordinatorCore, "_leg_of", leg_of)
+    patch.setattr(Custody, "leg_of", leg_of)
 
 
 @VARIANTS.add

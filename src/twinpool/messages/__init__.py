@@ -45,6 +45,7 @@ from twinpool.messages.control import (
     Welcome,
     WorkerStats,
 )
+from twinpool.messages.lockstep import LockstepTokens
 from twinpool.messages.peer import (
     Manifest,
     PeerDenied,
@@ -77,6 +78,7 @@ __all__ = [
     "Left",
     "LinkFailed",
     "LinkReady",
+    "LockstepTokens",
     "Manifest",
     "Message",
     "PeerDenied",

@@ -1,0 +1,239 @@
+"""Decoding where every token is known: a step costs what happens in it, however many sequences it has.
+
+A simulation samples nothing. All tokens are one id that ends no answer, so all that will happen to a sequence is known
+when it joins: it needs a block at certain steps, fills one at others, and ends at one. `Lockstep` keeps those steps in
+tables and touches no sequence in between. It decides nothing of its own: where room is short, the scheduler does.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Container, Iterable
+from typing import NamedTuple
+
+from twinpool.decode_pool.scheduler import DecodeScheduler, DecodeSequence
+from twinpool.engine.block_pool import BlockPool
+from twinpool.errors import InvariantViolation
+from twinpool.messages import LockstepTokens, Token
+from twinpool.request import FinishReason, Job, RequestKey
+
+
+class LockstepLoad(NamedTuple):
+    """How much a step has to do: its sequences, one new token each, and the KV positions that they read, the new ones
+    among them."""
+
+    num_sequences: int
+    num_tokens: int
+
+
+class LockstepBegun(NamedTuple):
+    """A step that runs now, or None; who was preempted for it, and whether a sequence is starved (`DecodePlan`)."""
+
+    load: LockstepLoad | None
+    preempted: list[RequestKey]
+    is_starved: bool
+
+
+class Lockstep:
+    """The sequences of a `DecodeScheduler`, all of which get `token_id` in every step.
+
+    `begin`, `plan_ahead`, `end` and `follow` leave scheduler and pool as `plan`, `plan_ahead`, `complete` for each
+    slice, and a plan ahead that begins would. While step c runs (from 0 on), a sequence has `shift` + c tokens; it gets
+    those that it lacks when somebody looks at them. Only in which order one step seals blocks of some sequences and
+    releases those of others is not the same, and nobody can tell.
+    """
+
+    def __init__(self, scheduler: DecodeScheduler, pool: BlockPool, token_id: int) -> None:
+        self.token_id = token_id
+        self._scheduler = scheduler
+        self._pool = pool
+        self._step = 0
+        """The step that runs, or the next one."""
+        self._is_running = False
+        self._is_ahead_current = self._is_ahead_possible = False
+        self._newcomers: list[DecodeSequence] = []
+        """Those in the present step that were in none before."""
+        self._joining: list[DecodeSequence] = []
+        """Those that will be in the next one."""
+        self._num_entered = 0
+        """The number of the sequence that was last entered into the tables."""
+        self._forget_tables()
+
+    def _forget_tables(self) -> None:
+        self._num = 0
+        self._sum_of_shifts = 0
+        self._short: list[DecodeSequence] = []
+        """Those that need a block for the next step and have none yet."""
+        self._needs_block_at = defaultdict[int, list[DecodeSequence]](list)
+        self._fills_block_at = defaultdict[int, list[DecodeSequence]](list)
+        self._ends_at = defaultdict[int, list[DecodeSequence]](list)
+
+    def __contains__(self, key: RequestKey) -> bool:
+        """Whether the step that runs, or the one planned ahead, has this sequence."""
+        sequence = self._scheduler.get(key) if self._is_running else None
+        return sequence is not None and sequence.number <= self._num_entered
+
+    @property
+    def num_sequences(self) -> int:
+        """Those of the step that runs."""
+        return self._num if self._is_running else 0
+
+    def changed(self) -> None:
+        """A sequence has come or is to go: the plan ahead is to be made again."""
+        self._is_ahead_current = False
+
+    def begin(self, make_room: Callable[[], bool] | None = None) -> LockstepBegun:
+        """A step begins, of all sequences that can be given a slot for their token."""
+        if self._is_running:
+            raise InvariantViolation("a step was asked for while one runs")
+        self._enter_new(self._step)
+        self._take_joining()
+        preempted, is_starved = list[RequestKey](), False
+        if not self._try_grow(self._step, ()):
+            preempted, is_starved = self._plan_anew(make_room)
+        self._is_running = self._num > 0 and not is_starved
+        return LockstepBegun(self._load() if self._is_running else None, preempted, is_starved)
+
+    def plan_ahead(self, leaving: Container[RequestKey]) -> None:
+        """Makes room for the step after the one that runs, in which all are but those that end and those in `leaving`.
+        If there is none for one of them, no step will follow at once."""
+        if self._is_running and not self._is_ahead_current:
+            self._is_ahead_current = True
+            self._enter_new(self._step + 1)
+            self._is_ahead_possible = self._try_grow(self._step + 1, leaving)
+
+    def end(self, cancelled: Iterable[RequestKey]) -> LockstepTokens | None:
+        """The step has run; `cancelled` get nothing of it, and are to leave. Returns what is told of it, if anything
+        is."""
+        if not self._is_running:
+            raise InvariantViolation("a step ended that was not begun")
+        step, size = self._step, self._pool.block_size
+        waiting = {sequence.key for sequence in self._joining}
+        cancelled = tuple(key for key in cancelled if key not in waiting)
+        for sequence in self._due(self._fills_block_at, step):
+            if sequence.key not in cancelled:
+                self._catch_up(sequence, step + 1)
+                self._scheduler.seal(sequence, sequence.shift + step)
+                self._fills_block_at[step + size].append(sequence)
+        ended = [s for s in self._due(self._ends_at, step) if s.key not in cancelled]
+        told = [s for s in self._newcomers if s.key not in cancelled and s not in ended]
+        self._newcomers.clear()
+        is_told = self._num > len(cancelled)
+        tokens = []
+        for sequence in sorted((*told, *ended), key=_number):
+            finish = FinishReason.LENGTH if sequence in ended else None
+            index = sequence.shift + step - sequence.job.num_prompt
+            tokens.append(Token(sequence.key, index, self.token_id, finish))
+            if finish:
+                self.leave(sequence.key)
+        self._step += 1
+        self._is_running = False
+        return LockstepTokens(tuple(tokens), cancelled, self.token_id) if is_told else None
+
+    def follow(self) -> LockstepLoad | None:
+        """Begins the step that was planned ahead, if it was possible and has sequences."""
+        self._is_running = self._is_ahead_current and self._is_ahead_possible
+        self._is_ahead_current = self._is_ahead_possible = False
+        if self._is_running:
+            self._take_joining()
+            self._is_running = self._num > 0
+        return self._load() if self._is_running else None
+
+    def leave(self, key: RequestKey) -> None:
+        """Ends the sequence and releases its blocks."""
+        sequence = self._scheduler.get(key)
+        if sequence is not None and sequence.number <= self._num_entered:
+            if sequence in self._joining:
+                self._joining.remove(sequence)
+            else:
+                self._num -= 1
+                self._sum_of_shifts -= sequence.shift
+            if sequence in self._newcomers:
+                self._newcomers.remove(sequence)
+        self._scheduler.leave(key)
+
+    # ── what happens when ─────────────────────────────────────────────────────────────────────────────────
+
+    def _load(self) -> LockstepLoad:
+        return LockstepLoad(self._num, self._sum_of_shifts + self._num * self._step)
+
+    def _enter_new(self, step: int) -> None:
+        """Those that have joined since are in every step from `step` on."""
+        for sequence in self._scheduler.joined_after(self._num_entered):
+            _require_plain(sequence.job, self.token_id)
+            self._num_entered = sequence.number
+            self._joining.append(sequence)
+            self._enter(sequence, step)
+
+    def _enter(self, sequence: DecodeSequence, step: int) -> None:
+        size, length = self._pool.block_size, len(sequence.token_ids)
+        sequence.shift = shift = length - step
+        self._needs_block_at[len(sequence.table) * size + 1 - shift].append(sequence)
+        self._fills_block_at[-(-length // size) * size - shift].append(sequence)
+        self._ends_at[_last_length(sequence) - shift].append(sequence)
+
+    def _take_joining(self) -> None:
+        self._num += len(self._joining)
+        self._sum_of_shifts += sum(sequence.shift for sequence in self._joining)
+        self._newcomers += self._joining
+        self._joining = []
+
+    def _try_grow(self, step: int, leaving: Container[RequestKey]) -> bool:
+        """Gives a block to each sequence that needs one for `step`, in order; False if there is none for the next."""
+        due = self._due(self._needs_block_at, step)
+        if self._short:
+            due = sorted((*self._short, *due), key=_number)
+        for place, sequence in enumerate(due):
+            if sequence.key in leaving or _last_length(sequence) - sequence.shift < step:
+                continue
+            if self._scheduler.get(sequence.key) is not sequence:
+                continue
+            if not self._pool.try_grow(sequence.table):
+                self._short = due[place:]
+                return False
+            self._needs_block_at[step + self._pool.block_size].append(sequence)
+        self._short = []
+        return True
+
+    def _plan_anew(self, make_room: Callable[[], bool] | None) -> tuple[list[RequestKey], bool]:
+        """Room is short: the scheduler decides who gets it. What it plans has all that remain, or it has none."""
+        for sequence in self._scheduler:
+            self._catch_up(sequence, self._step)
+        _, preempted, is_starved = self._scheduler.plan(make_room)
+        self._forget_tables()
+        self._newcomers = [s for s in self._newcomers if s.key in self._scheduler]
+        for sequence in self._scheduler:
+            self._enter(sequence, self._step)
+            self._num += 1
+            self._sum_of_shifts += sequence.shift
+        return preempted, is_starved
+
+    def _due(self, at: dict[int, list[DecodeSequence]], step: int) -> list[DecodeSequence]:
+        """Takes those sequences out of a table to which it happens now, in order, if they are here still."""
+        due = at.pop(step, None)
+        if due is None:
+            return []
+        here = [sequence for sequence in due if self._scheduler.get(sequence.key) is sequence]
+        return sorted(here, key=_number) if len(here) > 1 else here
+
+    def _catch_up(self, sequence: DecodeSequence, step: int) -> None:
+        """The sequence has all the tokens of the steps before `step`."""
+        num_missing = sequence.shift + step - len(sequence.token_ids)
+        sequence.token_ids.extend([self.token_id] * num_missing)
+
+
+def _number(sequence: DecodeSequence) -> int:
+    return sequence.number
+
+
+def _last_length(sequence: DecodeSequence) -> int:
+    """How many tokens it has while the step runs that gives its last one."""
+    return sequence.job.num_prompt + sequence.job.sampling.max_tokens - 1
+
+
+def _require_plain(job: Job, token_id: int) -> None:
+    """Raises InvariantViolation if more than the number of its tokens decides what becomes of the job."""
+    sampling = job.sampling
+    stops = job.finish_reason(max(sampling.min_tokens, job.num_emitted), token_id) is FinishReason.STOP
+    if stops or sampling.logprobs is not None or sampling.looks_back:
+        raise InvariantViolation(f"{job.key} cannot decode in lockstep: its tokens are not all alike")
