@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from twinpool.errors import ConfigError
-from twinpool.planner.times import coefficients, tables
+from twinpool.planner.times import coefficients, operators, tables
 from twinpool.planner.times.devices import DEVICES, Device, Precision, device_named
 from twinpool.planner.times.model_shapes import ModelShape, known_shape
 from twinpool.planner.times.phases import Link, OtherLink, PhasedTimes, Phases
@@ -132,6 +132,17 @@ def _dynamo(what: str, model: ModelShape, conditions: Conditions) -> ServiceTime
     )
 
 
+def _operators(what: str, model: ModelShape, conditions: Conditions) -> ServiceTimes:
+    if what != "h100":
+        raise ConfigError(f"--times is 'operators:{what}'; allowed: operators:h100")
+    precision = conditions.precision or Precision.BF16
+    found = operators.read_tables(
+        conditions.public_data, model, conditions.tp, precision, conditions.kv_bytes
+    )
+    link = _link(DEVICES["h100"], conditions)
+    return operators.OperatorTimes(model, conditions.tp, precision, found, link, conditions.overheads)
+
+
 def _profile(what: str, model: ModelShape, conditions: Conditions) -> ServiceTimes:
     from twinpool.planner.profile.fitted_times import load_times
 
@@ -177,6 +188,7 @@ _LOADERS: Mapping[str, _Loader] = {
     "splitwise": _splitwise,
     "distserve": _distserve,
     "dynamo": _dynamo,
+    "operators": _operators,
     "profile": _profile,
 }
 KINDS = {
@@ -184,6 +196,7 @@ KINDS = {
     "splitwise": "splitwise:a100, splitwise:h100",
     "distserve": "distserve:MODEL (opt-13b, opt-66b, opt-175b)",
     "dynamo": "dynamo:h200",
+    "operators": "operators:h100",
     "profile": "profile:FILE (of `twinpool profile`)",
 }
 """How each kind is written, for messages and help."""
