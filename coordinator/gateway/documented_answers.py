@@ -76,11 +76,11 @@ STATUSES: Mapping[int, str] = {
     408: "The request came too slowly, or its client does not take the answer.",
     409: "A request of yours with this id is running; or the pools cannot be what is wanted of them.",
     413: "The body is too long.",
+    415: "The body is no JSON by what the request says of it: a form, or compressed.",
     429: "Not now: quota, queue, or a deadline that would be missed. `Retry-After` says when.",
     431: "The request's head is too large.",
     499: "Cancelled.",
     500: "The request was lost, or met a bug.",
-    415: "The body is no JSON by what the request says of it: a form, or compressed.",
     503: "A pool has no worker, or all connections are in use.",
     504: "Accepted, and not complete in time.",
 }

@@ -101,7 +101,7 @@ def chat(**fields: object) -> Any:
         ({"allowed_token_ids": []}, "allowed_token_ids", "allowed_token_ids is []; it must"),
         (
             {"allowed_token_ids": [-1]},
-            "allowed_token_ids",
+            "allowed_token_ids[0]",
             "allowed_token_ids[0] is -1; it must be an integer >= 0",
         ),
         ({"allowed_token_ids": [1] * 16_385}, "allowed_token_ids", "a list of length <= 16384"),
