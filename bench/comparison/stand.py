@@ -16,7 +16,7 @@ import uvloop
 from twinpool.bench.client import Client
 from twinpool.bench.comparison.arms import Arm
 from twinpool.bench.comparison.noise import Noise, NoiseMeter
-from twinpool.bench.server_under_test import ServerFault, ServerUnderTest
+from twinpool.bench.server_under_test import Samples, ServerFault, ServerUnderTest
 from twinpool.bench.serving.generator import run_load
 from twinpool.bench.serving.record import Run
 from twinpool.bench.serving.server_facts import ServerFacts, ask_server
@@ -24,6 +24,7 @@ from twinpool.bench.serving.settings import TAKE_SALTS, LoadSettings, ServerKind
 from twinpool.bench.serving.workload import PlannedRequest
 
 _FLUSH_LIMIT_S = 30.0
+_REST_LIMIT_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +43,14 @@ class Trial:
     arm: Arm
     run: Run
     noise: Noise
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """A server's metrics, and the seconds of CPU that each of its processes has used, by worker id."""
+
+    samples: Samples
+    cpu_s: dict[str, float]
 
 
 @dataclass(slots=True)
@@ -127,6 +136,13 @@ class Stand:
         noise = meter.stop(_cpu_s(served) - before_s + senders_s)
         named: dict[str, Any] = {"arm": arm.name, "slot": slot, "noise": asdict(noise)}
         return Trial(arm, msgspec.structs.replace(run, settings=run.settings | named), noise)
+
+    def counts(self, arm: Arm) -> Counts:
+        """What the arm's server, which was started here, has done until it came to rest. Raises ServerFault."""
+        server = self._serve(arm).server
+        assert server is not None, "it was started here"
+        self._loop.run(server.wait_until_rest(_REST_LIMIT_S))
+        return Counts(self._loop.run(server.samples()), server.cpu_s())
 
     def stop(self, names: Sequence[str]) -> None:
         """Stops the servers of these arms, those that were started here. Ctrl-C meanwhile kills them all."""

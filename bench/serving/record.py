@@ -107,6 +107,9 @@ class ServerTimeline(msgspec.Struct, frozen=True, kw_only=True):
     workers: tuple[str, ...] = ()
     cached_tokens: int | None = None
     """Prompt tokens that the last attempt found in the prefix cache of its worker."""
+    prefill_s: float | None = None
+    """How long the last attempt's prompt was at its worker, on that worker's clock: the rest of the stage `prefill` are
+    the ways there and back."""
 
 
 class RequestRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -170,7 +173,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
 
 def encode_run(run: Run) -> bytes:
     """As JSON."""
-    return msgspec.json.encode(run, enc_hook=_plain)
+    return msgspec.json.encode(run, enc_hook=plain)
 
 
 def decode_run(data: bytes) -> Run:
@@ -178,7 +181,8 @@ def decode_run(data: bytes) -> Run:
     return msgspec.json.decode(data, type=Run)
 
 
-def _plain(value: object) -> object:
+def plain(value: object) -> object:
+    """In JSON's words what msgspec has none for: the hook with which records are encoded."""
     if isinstance(value, TokenTimes):
         return tuple(value)
     raise NotImplementedError(f"a run holds a {type(value).__name__}, which JSON has no word for")

@@ -36,6 +36,8 @@ class _State(msgspec.Struct):
 
 class _Prefill(msgspec.Struct):
     num_cached_tokens: int
+    queue_s: float = 0.0
+    compute_s: float = 0.0
 
 
 class _Timeline(msgspec.Struct):
@@ -72,6 +74,7 @@ def read_timeline(data: bytes) -> ServerTimeline:
         num_attempts=len(timeline.attempts),
         workers=() if last is None else tuple(dict.fromkeys((last.prefill_worker, last.decode_worker))),
         cached_tokens=None if timeline.prefill is None else timeline.prefill.num_cached_tokens,
+        prefill_s=None if timeline.prefill is None else timeline.prefill.queue_s + timeline.prefill.compute_s,
     )
 
 
