@@ -226,7 +226,8 @@ def _served(settings: ProfileSettings, profile: Profile, places: Places, say: Sa
         num_blocks = -(-num_tokens // profile.block_size)
         return times.transfer_s(num_blocks * profile.block_size * profile.kv_token_bytes // num_layers)
 
-    return served.served_of(runs, times, last_layer_s if places.has_two else None)
+    shares_cores = settings.threads >= len(usable_cores()) and not str(settings.device).startswith("cuda")
+    return served.served_of(runs, last_layer_s if places.has_two else None, shares_cores=shares_cores)
 
 
 def _predicts(times: FittedTimes) -> Callable[[StepSample], float]:

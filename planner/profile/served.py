@@ -5,7 +5,6 @@ The load generator runs on the same machine, as it does for `twinpool bench serv
 
 from __future__ import annotations
 
-import itertools
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,12 +15,12 @@ import tokenizers
 
 from twinpool.bench.comparison.arms import Arm
 from twinpool.bench.comparison.stand import Hardware, Stand
-from twinpool.bench.comparison.workloads import merged
 from twinpool.bench.serving.arrivals import Pacing, Process, schedule
 from twinpool.bench.serving.datasets import DatasetSettings, RandomLengths, make_requests
 from twinpool.bench.serving.metrics import ttft_s
 from twinpool.bench.serving.record import Ending, RequestRecord, Run
 from twinpool.bench.serving.workload import PlannedRequest
+from twinpool.config import Role
 from twinpool.errors import TwinpoolError
 from twinpool.planner.profile.nnls import nnls
 from twinpool.planner.profile.saved import ServedSample, ServedSteps
@@ -31,9 +30,8 @@ from twinpool.planner.times.service_times import Overheads, ServiceTimes
 
 KV_TOKENS = 24_576
 SHORT_PROMPT, LONG_PROMPT, SINGLE_OUTPUT = 32, 512, 3
-STREAM_PROMPT, STREAM_OUTPUT, SKIPPED_GAPS = 32, 48, 8
-"""Of each stream the first gaps are left out: others are still being taken in."""
-BUSY_STREAMS, BUSY_PROMPT, BUSY_OUTPUT = 8, 256, 96
+STREAM_PROMPT, STREAM_OUTPUT = 8, 64
+"""Of streams: prompts so short that the steps that compute them hardly differ from the others."""
 
 
 class OverheadsNotMeasured(TwinpoolError):
@@ -52,14 +50,23 @@ FULL, QUICK = Sizes(12, (1, 4, 8, 16, 32)), Sizes(5, (1, 8))
 
 
 @dataclass(frozen=True, slots=True)
+class Streamed:
+    """Streams that began together: `steps` of the worker that decodes took `step_s` together, by its own clock;
+    `others_cpu_s` of CPU were used by all but the workers."""
+
+    run: Run
+    steps: float
+    step_s: float
+    others_cpu_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class ServedRuns:
-    """What was sent and what came of it. `streams` by their number; `beside` are streams while prompts were computed
-    on another worker, None where one worker does both."""
+    """What was sent and what came of it. `streams` by their number."""
 
     short: Run
     long: Run
-    streams: dict[int, Run]
-    beside: Run | None
+    streams: dict[int, Streamed]
 
 
 def run_loads(
@@ -89,26 +96,29 @@ def run_loads(
     def burst(count: int, output: int, seed: int) -> list[PlannedRequest]:
         return schedule(made(STREAM_PROMPT, output, count, seed), Pacing(Process.BURST), seed)
 
+    role = (Role.DECODE if arm.num_workers > 1 else Role.COLOCATED).value
+
     with Stand(Hardware(common, KV_TOKENS, block_size), folder) as stand:
 
         def load(requests: Sequence[PlannedRequest], slot: str) -> Run:
             say(f"through a server ({arm.name}): {slot}")
             return _checked(stand.load(arm, requests, slot.replace(" ", "-")).run)
 
+        def stream(count: int) -> Streamed:
+            before = stand.counts(arm)
+            run = load(burst(count, STREAM_OUTPUT, 10 + count), f"{count} streams")
+            after = stand.counts(arm)
+            steps, step_s = (
+                after.samples.total(name, role=role) - before.samples.total(name, role=role)
+                for name in ("steps_total", "step_seconds_total")
+            )
+            coordinator_s = after.cpu_s["coordinator"] - before.cpu_s["coordinator"]
+            senders_s = sum(sender.cpu_share for sender in run.senders) * run.duration_s
+            return Streamed(run, steps, step_s, coordinator_s + senders_s)
+
         load(burst(2, 4, 1), "a first load that does not count")
         short, long_run = load(alone(SHORT_PROMPT, 2), "short prompts"), load(alone(long, 3), "long prompts")
-        streams = {n: load(burst(n, STREAM_OUTPUT, 10 + n), f"{n} streams") for n in sizes.streams}
-        beside = None
-        if arm.num_workers > 1:
-            prompt_s = times.step_s(of_chunk(min(BUSY_PROMPT, long)), 1)
-            lasts_s = BUSY_OUTPUT * times.step_s(of_sequences([2 * STREAM_PROMPT] * BUSY_STREAMS), 1)
-            prompts = made(min(BUSY_PROMPT, long), 1, max(2, round(lasts_s / prompt_s)), 4)
-            both = {
-                "streams": burst(BUSY_STREAMS, BUSY_OUTPUT, 5),
-                "prompts": schedule(prompts, Pacing(Process.BURST), 5),
-            }
-            beside = load(merged(both), "streams beside prompts")
-        return ServedRuns(short, long_run, streams, beside)
+        return ServedRuns(short, long_run, {count: stream(count) for count in sizes.streams})
 
 
 def _checked(run: Run) -> Run:
@@ -130,37 +140,35 @@ class Served:
     samples: tuple[ServedSample, ...]
 
 
-def served_of(runs: ServedRuns, times: ServiceTimes, last_layer_s: Callable[[int], float] | None) -> Served:
-    """What a server adds, beyond `times` of the engine alone. `last_layer_s` gives the transfer of a prompt's last
-    layer by the prompt's tokens: the others' are over when the step is. None: nothing is transferred. Pure."""
+def served_of(runs: ServedRuns, last_layer_s: Callable[[int], float] | None, *, shares_cores: bool) -> Served:
+    """What a server adds to the engine's steps. `last_layer_s` gives the transfer of a prompt's last layer by the
+    prompt's tokens: the others' are over when the step is. None: nothing is transferred. `shares_cores`: the worker's
+    threads are on all cores, so that whatever else is done delays them. Pure.
+
+    Every figure is a difference of times of the same moments, so that a machine that becomes slower for a while does
+    not count as overhead."""
     samples: list[ServedSample] = []
 
     def middle(name: str, values: Sequence[float]) -> float:
         samples.append(ServedSample(name, statistics.median(values), spread(values), len(values)))
         return samples[-1].seconds
 
-    steps = _steps(runs, times, middle)
+    steps = _steps(runs.streams, middle, shares_cores=shares_cores)
     short, long = list(runs.short.requests), list(runs.long.requests)
     short_front_s = middle("before the queue, short prompt", [_front_s(record) for record in short])
     long_front_s = middle("before the queue, long prompt", [_front_s(record) for record in long])
     more_tokens = long[0].input_tokens - short[0].input_tokens
     token_s = max(0.0, long_front_s - short_front_s) / more_tokens if more_tokens > 0 else 0.0
-    # On its way a request crosses from the coordinator to the worker, and its first token back.
-    around_s = middle(
-        "a prompt's stage beside its step",
-        [
-            _stage_s(record, "queue")
-            + _stage_s(record, "prefill")
-            - times.step_s(of_chunk(record.input_tokens))
-            for record in short
-        ],
-    )
+    # From the coordinator to the worker, and the first token's way back.
+    ways_s = middle("a prompt's ways to its worker and back", [_ways_s(record) for record in (*short, *long)])
     deliver_s = middle("the first token's delivery", [_stage_s(record, "deliver") for record in short])
-    control_s = max(0.0, around_s - steps.step_s) / 2
+    control_s = max(0.0, ways_s) / 2
     handoff_s = 0.0
     if last_layer_s is not None:
-        gaps = [_first_gap_s(record, times, steps) - last_layer_s(record.input_tokens) for record in short]
-        handoff_s = max(0.0, middle("a hand-over beside its last layer", gaps) - control_s)
+        beyond = [
+            _beside_s(record, "transfer") - last_layer_s(record.input_tokens) for record in (*short, *long)
+        ]
+        handoff_s = max(0.0, middle("a hand-over beside its last layer", beyond) - control_s)
     overheads = Overheads(
         request_s=max(0.0, short_front_s - token_s * short[0].input_tokens),
         prompt_token_s=token_s,
@@ -172,49 +180,42 @@ def served_of(runs: ServedRuns, times: ServiceTimes, last_layer_s: Callable[[int
 
 
 def _steps(
-    runs: ServedRuns, times: ServiceTimes, middle: Callable[[str, Sequence[float]], float]
+    streams: dict[int, Streamed], middle: Callable[[str, Sequence[float]], float], *, shares_cores: bool
 ) -> ServedSteps:
-    """From one step to the next, and for each stream: the gaps between tokens beyond the engine's steps."""
-    extra = [
-        (count, middle(f"a step of {count} streams beyond the engine's", _gaps_beyond(run, times, count, 0)))
-        for count, run in runs.streams.items()
-    ]
-    columns = np.array([[1.0, float(count)] for count, _ in extra])
-    step_s, sequence_s = nnls(columns, np.array([max(0.0, seconds) for _, seconds in extra])).tolist()
-    busy_s = 0.0
-    if runs.beside is not None:
-        streams = [record for record in runs.beside.requests if record.group == "streams"]
-        ends_s = max(r.chunks[0].at_s for r in runs.beside.requests if r.group == "prompts")
-        found = _gaps_beyond(runs.beside, times, len(streams), 1, until_s=ends_s)
-        if found:
-            beyond_s = middle("a step of streams beside prompts beyond the engine's", found)
-            busy_s = max(0.0, beyond_s - step_s - sequence_s * len(streams)) / len(streams)
-    return ServedSteps(step_s, sequence_s, busy_s)
+    """From one step to the next and for each stream, as a line through the streams' numbers; and what delivering a
+    token takes of the cores."""
+    between = {
+        count: middle(f"between two steps of {count} streams", [_between_s(each)])
+        for count, each in streams.items()
+    }
+    columns = np.array([[1.0, float(count)] for count in between])
+    step_s, sequence_s = nnls(columns, np.array([max(0.0, seconds) for seconds in between.values()])).tolist()
+    most = streams[max(streams)]
+    num_tokens = sum(record.output_tokens for record in most.run.requests)
+    token_cpu_s = middle(
+        "CPU of coordinator and load generator for a token", [most.others_cpu_s / num_tokens]
+    )
+    if shares_cores:
+        return ServedSteps(step_s, sequence_s + token_cpu_s, 0.0)
+    # While a neighbour computes, too, half of that work falls to each of the two.
+    return ServedSteps(step_s, sequence_s, token_cpu_s / 2)
 
 
-def _gaps_beyond(
-    run: Run, times: ServiceTimes, count: int, num_busy: int, until_s: float = float("inf")
-) -> list[float]:
-    """Each gap of the streams while all of them run, less the engine's step then."""
-    streams = [record for record in run.requests if record.output_tokens > 1]
-    from_s = max(record.chunks[0].at_s for record in streams)
-    to_s = min(until_s, *(record.chunks[-1].at_s for record in streams))
-    found = []
-    for record in streams:
-        length = record.input_tokens
-        for number, (chunk, following) in enumerate(itertools.pairwise(record.chunks)):
-            length += chunk.num_tokens
-            is_within = number >= SKIPPED_GAPS and from_s <= chunk.at_s and following.at_s <= to_s
-            if is_within and following.num_tokens == 1:
-                step_s = times.step_s(of_sequences([length] * count), num_busy)
-                found.append(following.at_s - chunk.at_s - step_s)
-    return found
+def _between_s(streamed: Streamed) -> float:
+    """What passes from one step to the next on average: the time from the first step's end to the last one's, less what
+    as many steps took."""
+    records = streamed.run.requests
+    is_split = any(_beside_s(record, "transfer") for record in records)
+    first_at_s = min(record.chunks[int(is_split)].at_s for record in records)
+    last_at_s = max(record.chunks[-1].at_s for record in records)
+    following = streamed.steps - 1
+    return (last_at_s - first_at_s - streamed.step_s / streamed.steps * following) / following
 
 
-def _first_gap_s(record: RequestRecord, times: ServiceTimes, steps: ServedSteps) -> float:
-    """Between the first two tokens, less the step in it."""
-    step_s = times.step_s(of_sequences([record.input_tokens + 1])) + steps.step_s + steps.sequence_s
-    return record.chunks[1].at_s - record.chunks[0].at_s - step_s
+def _ways_s(record: RequestRecord) -> float:
+    timeline = record.timeline
+    assert timeline is not None, "it was joined"
+    return _stage_s(record, "prefill") - (timeline.prefill_s or 0.0)
 
 
 def _front_s(record: RequestRecord) -> float:
@@ -226,3 +227,8 @@ def _front_s(record: RequestRecord) -> float:
 def _stage_s(record: RequestRecord, name: str) -> float:
     assert record.timeline is not None, "it was joined"
     return sum(stage.duration_s for stage in record.timeline.stages if stage.name == name)
+
+
+def _beside_s(record: RequestRecord, name: str) -> float:
+    assert record.timeline is not None, "it was joined"
+    return sum(stage.duration_s for stage in record.timeline.beside if stage.name == name)
