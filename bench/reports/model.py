@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from twinpool.bench.serving.record import Run
+from twinpool.bench.serving.record import Run, plain
 from twinpool.bench.serving.summary import Window
 
 FORMAT = 1
@@ -325,7 +325,7 @@ def encode_report(report: Report) -> bytes:
             end is None or math.isfinite(end) for end in (interval.estimate, interval.low, interval.high)
         ):
             raise ValueError(f"{what} is {interval}; wanted: finite numbers")
-    return msgspec.json.encode(report)
+    return msgspec.json.encode(report, enc_hook=plain)
 
 
 def decode_report(data: bytes) -> Report:

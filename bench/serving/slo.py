@@ -68,6 +68,24 @@ def parse_goodput(pairs: Sequence[str]) -> Slo | None:
     return Slo(**bounds) if bounds else None
 
 
+def parse_slo(pairs: Sequence[str]) -> Slo | None:
+    """The bounds of `--slo ttft=2s --slo itl=50ms`; a number without a unit is milliseconds. None of none. Raises
+    ConfigError."""
+    inner = []
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        number = value.removesuffix("s").removesuffix("m")
+        factor = 1e3 if value.endswith("s") and not value.endswith("ms") else 1.0
+        ms = _milliseconds(number)
+        if not equals or name not in _FIELDS or not ms:
+            allowed = ", ".join(f"{known}=TIME" for known in _FIELDS)
+            raise ConfigError(f"--slo is {pair!r}; allowed: {allowed}, with times like 300ms or 2s")
+        if any(each.partition(":")[0] == name for each in inner):
+            raise ConfigError(f"--slo has {name} twice; give each bound once")
+        inner.append(f"{name}:{ms * factor!r}")
+    return parse_goodput(inner)
+
+
 def _milliseconds(text: str) -> float | None:
     """A number from 0 on; None if it is none."""
     try:

@@ -124,17 +124,25 @@ class Laboratory:
             self.num_left -= count
         return self._seen[key]
 
+    def shares(self, setting: Setting, slo: Slo) -> dict[float, list[float]]:
+        """By rate, ascending, the shares of good requests of the stretches that were simulated."""
+        found: dict[float, list[float]] = {}
+        for (name, traffic, count, _, rate), seen in self._seen.items():
+            if (name, traffic, count) == (setting.name, setting.traffic.name, setting.num_requests):
+                found.setdefault(rate, []).append(seen.share_good(slo))
+        return dict(sorted(found.items()))
+
     def capacity(
-        self, setting: Setting, slo: Slo, replication: int, start: float, width: int = 1
+        self, setting: Setting, slo: Slo, replication: int, start: float, most: float, width: int = 2
     ) -> Capacity:
-        """The highest rate at which enough requests of a stretch meet the objectives."""
+        """The highest rate up to `most` at which enough requests of a stretch meet the objectives."""
 
         def share_at(rate: float) -> float:
             share = self.seen(setting, rate, replication).share_good(slo)
             self.say(f"{setting.name} at {rate:.3g} requests/s: {share:.0%} within the objectives")
             return share
 
-        return highest_rate(share_at, start=start, target=self.target, width=width)
+        return highest_rate(share_at, start=start, most=most, target=self.target, width=width)
 
     def point(self, setting: Setting, slo: Slo, rate: float, replications: Sequence[int]) -> Point:
         """What that rate comes to."""

@@ -99,6 +99,16 @@ class Fleet:
         kind = self.kinds[degree]
         return Pool(role, count, kind.times, kind.capacity.num_blocks, scheduler, degree, self.machine)
 
+    def with_more_kv(self, factor: float) -> Fleet:
+        """With so many times the blocks for decode and colocated workers (and for prefill, which they do not bind)."""
+        kinds = {
+            degree: replace(
+                kind, capacity=replace(kind.capacity, num_blocks=int(kind.capacity.num_blocks * factor))
+            )
+            for degree, kind in self.kinds.items()
+        }
+        return replace(self, kinds=kinds)
+
     def splits(self, num_accelerators: int) -> Iterator[Layout]:
         """All that have exactly so many accelerators, every pair of TP degrees."""
         degrees = sorted(self.kinds) if self.can_split else []

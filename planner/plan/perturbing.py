@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 
 from twinpool.bench.reports.model import Interval
 from twinpool.bench.serving.slo import Slo
-from twinpool.config import Role
-from twinpool.planner.deployment import Deployment
+from twinpool.planner.plan.bounds import bound
 from twinpool.planner.plan.experiments import Setting
-from twinpool.planner.plan.layouts import Layout
+from twinpool.planner.plan.layouts import Fleet, Layout
 from twinpool.planner.plan.rates import change_of
 from twinpool.planner.plan.study import Study
 
@@ -53,26 +52,21 @@ class Effect:
 
 def perturb(study: Study, layout: Layout, found: list[Effect]) -> None:
     """Adds the effect of each change to `found`, as they come. The layout's own rates must be sure."""
-    own = study.setting(layout)
-    slo = study.question.slo
+    fleet, slo = study.fleet, study.question.slo
     for change in _changes(layout):
         match change:
             case Change.KV:
-                setting = replace(own, name=f"{own.name}, KV × {MORE:g}", deployment=_with_kv(own.deployment))
-                found.append(_effect(study, layout, change, setting, slo))
+                found.append(_effect(study, layout, change, fleet=fleet.with_more_kv(MORE)))
             case Change.ITL:
                 if slo.itl_p99_s is not None or slo.tpot_s is not None:
-                    looser = _looser(slo, "itl_p99_s", "tpot_s")
-                    found.append(_effect(study, layout, change, own, looser))
+                    found.append(_effect(study, layout, change, slo=_looser(slo, "itl_p99_s", "tpot_s")))
             case Change.TTFT:
                 if slo.ttft_s is not None:
-                    found.append(_effect(study, layout, change, own, _looser(slo, "ttft_s")))
+                    found.append(_effect(study, layout, change, slo=_looser(slo, "ttft_s")))
             case _:
                 other = _changed(layout, change)
                 if other is not None:
-                    deployment = study.fleet.deployment(other)
-                    setting = Setting(other.name, deployment, own.traffic, own.num_requests)
-                    found.append(replace(_effect(study, layout, change, setting, slo), layout=other.name))
+                    found.append(_effect(study, layout, change, made=other))
 
 
 def _changes(layout: Layout) -> Sequence[Change]:
@@ -95,22 +89,32 @@ def _changed(layout: Layout, change: Change) -> Layout | None:
     return made[change]()
 
 
-def _effect(study: Study, layout: Layout, change: Change, setting: Setting, slo: Slo) -> Effect:
+def _effect(
+    study: Study,
+    layout: Layout,
+    change: Change,
+    *,
+    made: Layout | None = None,
+    fleet: Fleet | None = None,
+    slo: Slo | None = None,
+) -> Effect:
+    """Of another layout, fleet or objective, by the same requests as the layout's own rates."""
+    own, to, objective = study.setting(layout), made or layout, slo or study.question.slo
+    name = own.name if fleet is None else f"{own.name}, {change.value}"
+    setting = Setting(
+        to.name if made else name, (fleet or study.fleet).deployment(to), own.traffic, own.num_requests
+    )
+    most = bound(fleet or study.fleet, to, study.lengths, objective).rate_per_s
+    expected = most / study.bound(layout).rate_per_s
     before = study.sure[layout][:REPLICATIONS]
     after = [
-        study.lab.capacity(setting, slo, replication, start).rate if start > 0 else 0.0
+        study.lab.capacity(setting, objective, replication, start * expected, most).rate
+        if start > 0 < most
+        else 0.0
         for replication, start in enumerate(before)
     ]
-    return Effect(change, change_of(before, after, study.question.confidence))
-
-
-def _with_kv(deployment: Deployment) -> Deployment:
-    """With more blocks where sequences generate."""
-    pools = tuple(
-        pool if pool.role is Role.PREFILL else replace(pool, num_blocks=int(pool.num_blocks * MORE))
-        for pool in deployment.pools
-    )
-    return replace(deployment, pools=pools)
+    capacity = change_of(before, after, study.question.confidence)
+    return Effect(change, capacity, "" if made is None else made.name)
 
 
 def _looser(slo: Slo, *names: str) -> Slo:

@@ -18,7 +18,6 @@ from twinpool.bench.reports.model import Interval
 
 GRID = 1.03
 """From one rate of the grid to the next."""
-_GALLOP = 4
 _SPAN = 160
 """Grid steps below the start (a factor of 113) at which a search gives up."""
 
@@ -45,10 +44,11 @@ def nearest_place(rate: float) -> int:
 
 
 def highest_rate(
-    share_at: Callable[[float], float], *, start: float, target: float, width: int = 1
+    share_at: Callable[[float], float], *, start: float, most: float, target: float, width: int = 2
 ) -> Capacity:
     """`share_at` says which share of requests meets the objective at a rate; it holds where that is `target`. Begins at
-    `start`, above 0, and ends when `low` and `high` are `width` grid places from each other."""
+    `start`, above 0, goes on by `width` grid places, then twice as many and so on, and ends when `low` and `high` are
+    `width` places from each other. No rate above `most` is tried: what holds there is said to hold up to it."""
     shares: dict[int, float] = {}
 
     def holds(place: int) -> bool:
@@ -56,12 +56,15 @@ def highest_rate(
             shares[place] = share_at(grid_rate(place))
         return shares[place] >= target
 
-    first = nearest_place(start)
+    last = nearest_place(most)
+    first = min(nearest_place(start), last)
     low = high = first
-    reach = _GALLOP
+    reach = width
     if holds(first):
         while holds(high):
-            low, high, reach = high, high + reach, 2 * reach
+            if high >= last:
+                return Capacity(most, grid_rate(high), math.inf, len(shares))
+            low, high, reach = high, min(high + reach, last), 2 * reach
     else:
         while not holds(low):
             if low <= first - _SPAN:

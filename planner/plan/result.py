@@ -40,9 +40,18 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
     longest_sequences: int
 
 
+class Tried(msgspec.Struct, frozen=True):
+    """A rate that was simulated, and the share of requests within the objectives, of `num_replications` together."""
+
+    rate: float
+    attainment: float
+    num_replications: int
+
+
 class Planned(msgspec.Struct, frozen=True, kw_only=True):
     """One layout. `rate` is the highest at which enough requests meet the objectives: with ends from replications,
-    without from one rough search, None: bounded only. `goodput_per_accelerator` counts the requests that meet them."""
+    without from one rough search, None: it is below `bound_per_s` and, where that is known, `below_per_s`.
+    `goodput_per_accelerator` counts the requests that meet them."""
 
     name: str
     prefill: int
@@ -54,9 +63,12 @@ class Planned(msgspec.Struct, frozen=True, kw_only=True):
     num_accelerators: int
     bound_per_s: float
     bound_by: str
+    below_per_s: float | None = None
     rate: Interval | None = None
     goodput_per_accelerator: Interval | None = None
     num_replications: int = 0
+    tried: tuple[Tried, ...] = ()
+    """Ascending."""
 
     @property
     def known_rate(self) -> float:

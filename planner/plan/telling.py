@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from statistics import fmean
 
 from twinpool.bench.reports.model import Interval
 from twinpool.bench.reports.words import number, percent, signed_percent
@@ -12,7 +13,7 @@ from twinpool.planner.plan.capacity import GIB
 from twinpool.planner.plan.cost import RequestWork, cost
 from twinpool.planner.plan.layouts import Layout
 from twinpool.planner.plan.planning import Planning
-from twinpool.planner.plan.result import Case, CostRow, EffectRow, Memory, Plan, Planned, TrafficFacts
+from twinpool.planner.plan.result import Case, CostRow, EffectRow, Memory, Plan, Planned, TrafficFacts, Tried
 from twinpool.planner.plan.words import compared, constraint
 
 
@@ -94,19 +95,17 @@ def _memory(planning: Planning) -> Iterator[Memory]:
 def _planned(planning: Planning) -> Iterator[Planned]:
     """Those that were simulated, the best first, then the rest of the map."""
     study = planning.study
-    yield from (
-        _row(planning, layout)
-        for layout in sorted(study.rough, key=lambda each: (-(study.rate(each) or 0.0), each))
-    )
-    for layout in planning.map_layouts():
-        if layout not in study.rough and layout in study.layouts(layout.num_accelerators):
-            yield _row(planning, layout)
+    known = sorted(study.rough, key=lambda each: (-(study.rate(each) or 0.0), each))
+    known += sorted(study.below, key=lambda each: (-study.below[each], each))
+    rest = (each for each in planning.map_layouts() if each in study.layouts(each.num_accelerators))
+    yield from (_row(planning, layout) for layout in dict.fromkeys((*known, *rest)))
 
 
 def _row(planning: Planning, layout: Layout) -> Planned:
     bound = planning.study.bound(layout)
     rate = _rate(planning, layout)
     share = planning.question.attainment / layout.num_accelerators
+    shares = planning.study.lab.shares(planning.study.setting(layout), planning.question.slo)
     return Planned(
         name=layout.name,
         prefill=layout.prefill,
@@ -118,9 +117,11 @@ def _row(planning: Planning, layout: Layout) -> Planned:
         num_accelerators=layout.num_accelerators,
         bound_per_s=bound.rate_per_s,
         bound_by=f"{bound.role.value}: {bound.limit.value}",
+        below_per_s=planning.study.below.get(layout),
         rate=rate,
         goodput_per_accelerator=None if rate is None else _scaled(rate, share),
         num_replications=len(planning.study.sure.get(layout, ())),
+        tried=tuple(Tried(at, fmean(found), len(found)) for at, found in shares.items()),
     )
 
 
@@ -202,8 +203,8 @@ def _findings(planning: Planning, binds: str) -> Iterator[str]:
     split, colocated = _best_of_both(planning)
     if split is not None and colocated is not None:
         yield compared(split.name, colocated.name, _split_over_colocated(planning))
-    elif not any(each.is_split for each in planning.study.rough):
-        yield _why_no_split(planning)
+    else:
+        yield _without_comparison(planning)
     if binds:
         yield binds
     for case in planning.cases:
@@ -232,13 +233,22 @@ def _verdict(planning: Planning, layout: Layout) -> str:
     return f"{serves}, and the traffic is {number(wanted)}: too much for {count} accelerators{remedy}."
 
 
-def _why_no_split(planning: Planning) -> str:
-    if not planning.fleet.can_split:
-        return "No split was tried: the profile has no transfers, so nobody knows what moving KV takes."
-    fewest = 2 * min(planning.fleet.kinds)
-    if planning.question.budget < fewest:
-        return f"No split was tried: it takes {fewest} accelerators at least (--budget {fewest})."
-    return "No split meets the objectives."
+def _without_comparison(planning: Planning) -> str:
+    """Of splitting, where no split and colocated layout of the recommended size were compared."""
+    study, budget = planning.study, planning.question.budget
+    splits = [each for each in (*study.rough, *study.below) if each.is_split]
+    if not splits:
+        fewest = 2 * min(planning.fleet.kinds)
+        if not planning.fleet.can_split:
+            return "No split was tried: the profile has no transfers, so nobody knows what moving KV takes."
+        if budget < fewest:
+            return f"No split was tried: it takes {fewest} accelerators at least (--budget {fewest})."
+        return "No split meets the objectives."
+    best = [study.best(each for each in study.rough if each.is_split is kind) for kind in (True, False)]
+    told = " and ".join(
+        f"{layout.name} {number(study.rate(layout) or 0.0)}" for layout in best if layout is not None
+    )
+    return f"Split and colocated, by one short search each, at most serve: {told} requests/s."
 
 
 def _notes(planning: Planning, layout: Layout) -> Iterator[str]:

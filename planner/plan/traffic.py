@@ -78,7 +78,8 @@ class Traffic:
         found = []
         for place, at_s in zip(range(start, start + num_requests), times.tolist(), strict=True):
             lap, index = divmod(place, size)
-            found.append(replace(_on_lap(self.shapes[index], lap), at_s=at_s))
+            shape = _on_lap(self.shapes[index], lap)
+            found.append(Shape(shape.pieces, shape.output_tokens, at_s, shape.group, shape.hash_ids))
         return found
 
     def _gaps(self, start: int, count: int, replication: int, seed: int) -> Values:

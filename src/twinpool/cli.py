@@ -34,6 +34,7 @@ COMMANDS = (
     "report",
     "profile",
     "simulate",
+    "plan",
 )
 
 

@@ -14,7 +14,7 @@ from twinpool.commands.kv_size import parse_bytes
 from twinpool.config import CoordinatorConfig, SchedulerConfig, require
 from twinpool.errors import ConfigError
 from twinpool.layout import Dtype, KVLayout
-from twinpool.planner.plan.capacity import USABLE_SHARE, DeviceMemory, kv_capacity
+from twinpool.planner.plan.capacity import USABLE_SHARE, DeviceMemory, KvCapacity, kv_capacity
 
 if TYPE_CHECKING:
     from twinpool.planner.profile.fitted_times import FittedTimes
@@ -55,18 +55,23 @@ class Hardware:
 
     def num_blocks(self, tp: int = 1) -> int:
         """KV blocks of a worker on `tp` devices. Raises ConfigError if not one sequence of the context fits."""
+        return self.capacity(tp).num_blocks
+
+    def capacity(self, tp: int = 1) -> KvCapacity:
+        """The KV of a worker on `tp` devices. Raises ConfigError if not one sequence of the context fits."""
         if self.kv_bytes is not None:
             num_blocks = self.kv_bytes // self.layout.block_bytes
             least = self.layout.num_blocks(self.max_model_len)
             fits = f"{least * self.layout.block_bytes} bytes or more, for one sequence of {self.max_model_len} tokens"
             require("--kv-memory", self.kv_bytes, num_blocks >= least, f"{fits}; or a lower --max-model-len")
-            return num_blocks
+            own = self.kv_bytes // tp
+            return KvCapacity(self.layout, tp, own, 0, own, num_blocks)
         if self.memory is None:
             raise ConfigError(
                 "how much KV a worker of a profile has, its server decides; say --kv-memory SIZE for each worker"
             )
         weight_bytes = math.ceil(self.model.weight_bytes(self._weight_bytes))
-        return kv_capacity(self.layout, weight_bytes, tp, self.memory, self.max_model_len).num_blocks
+        return kv_capacity(self.layout, weight_bytes, tp, self.memory, self.max_model_len)
 
     @property
     def _weight_bytes(self) -> float:

@@ -1,0 +1,199 @@
+"""A plan as tables, in words: for the terminal and for the page."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from twinpool.bench.reports.model import Interval, Table, Unit
+from twinpool.bench.reports.words import NONE, amount, bracketed, ends, number, percent, signed_percent
+from twinpool.planner.plan.result import Case, Plan, Planned
+
+_MOST_LAYOUTS = 10
+
+
+def layout_table(plan: Plan, most: int | None = _MOST_LAYOUTS) -> Table:
+    """The layouts that were simulated, the best first."""
+    simulated = [
+        layout for layout in plan.layouts if layout.rate is not None or layout.below_per_s is not None
+    ]
+    names = ("layout", "accelerators", "requests/s", "goodput each", "at most", "which is set by")
+    shown = simulated[:most]
+    left = len(simulated) - len(shown)
+    notes = [
+        f"requests/s: the highest rate with {plan.attainment:.0%} within the objectives, in brackets its "
+        f"{percent(plan.confidence)} interval; ≈ and < by one short search. At most: the bound in closed form."
+    ]
+    if left:
+        notes.append(f"{left} worse ones are left out.")
+    rows = tuple(_layout_row(plan, layout) for layout in shown)
+    return Table(title="Layouts", columns=names, rows=rows, note=" ".join(notes))
+
+
+def _layout_row(plan: Plan, layout: Planned) -> tuple[str, ...]:
+    mark = "★ " if layout.name == plan.recommended else ""
+    return (
+        f"{mark}{layout.name}",
+        str(layout.num_accelerators),
+        _rate(layout),
+        "" if layout.goodput_per_accelerator is None else number(layout.goodput_per_accelerator.estimate),
+        number(layout.bound_per_s),
+        layout.bound_by,
+    )
+
+
+def _rate(layout: Planned) -> str:
+    if layout.rate is None:
+        return NONE if layout.below_per_s is None else f"< {number(layout.below_per_s)}"
+    if layout.rate.low is None:
+        return f"≈ {number(layout.rate.estimate)}" if layout.rate.estimate else "none"
+    return f"{number(layout.rate.estimate)} {ends(layout.rate, Unit.REQUESTS_PER_S)}".strip()
+
+
+def memory_table(plan: Plan) -> Table:
+    """KV beside the weights, by TP degree."""
+    names = (
+        "devices",
+        "usable",
+        "weights",
+        "KV",
+        "blocks",
+        "KV tokens",
+        "typical sequences",
+        "longest sequences",
+    )
+    rows = tuple(
+        (
+            f"TP{memory.tensor_parallel}",
+            f"{memory.usable_gib:.1f} GiB",
+            f"{memory.weights_gib:.1f} GiB",
+            f"{memory.kv_gib:.1f} GiB",
+            f"{memory.num_blocks:,}",
+            f"{memory.num_tokens:,}",
+            f"{memory.typical_sequences:,} of {memory.typical_tokens:,} tokens",
+            f"{memory.longest_sequences:,} of {memory.longest_tokens:,} tokens",
+        )
+        for memory in plan.memory
+    )
+    note = "GiB of each device of a worker; blocks and sequences of the worker."
+    return Table(title="KV memory of one worker", columns=names, rows=rows, note=note)
+
+
+def case_table(plan: Plan) -> Table:
+    """How the recommended layout stands what may come."""
+    names = (plan.recommended or "", "requests/s", "within objectives", "p50 TTFT", "p99 TTFT", "p99 ITL", "")
+    return Table(title="Headroom and what may come", columns=names, rows=tuple(map(_case_row, plan.cases)))
+
+
+def _case_row(case: Case) -> tuple[str, ...]:
+    if case.attainment is None:
+        return (case.name, number(case.rate), NONE, NONE, NONE, NONE, case.note)
+    times = [
+        NONE if value is None else amount(value, Unit.SECONDS)
+        for value in (case.ttft_p50_s, case.ttft_p99_s, case.itl_p99_s)
+    ]
+    return (
+        case.name,
+        number(case.rate),
+        percent(case.attainment),
+        *times,
+        "holds" if case.holds else "fails",
+    )
+
+
+def effect_table(plan: Plan) -> Table:
+    """What binds: the effect of each change on the highest rate."""
+    names = ("change", "makes", "capacity", "")
+    rows = tuple(
+        (
+            effect.change,
+            effect.layout,
+            NONE if effect.capacity is None else _change(effect.capacity),
+            "" if effect.is_shown else "nothing shown",
+        )
+        for effect in plan.effects
+    )
+    return Table(title=f"What binds {plan.recommended}", columns=names, rows=rows)
+
+
+def _change(interval: Interval) -> str:
+    return f"{signed_percent(interval.estimate)} {bracketed(interval, signed_percent)}".strip()
+
+
+def cost_table(plan: Plan) -> Table:
+    """At the traffic's rate and at capacity, in the unit of the price."""
+    names = ("", "requests/s", "use", "a request", "1,000 requests", "10⁶ tokens in", "10⁶ tokens out")
+    rows = tuple(
+        (
+            cost.name,
+            number(cost.rate),
+            percent(cost.use),
+            _money(cost.per_request),
+            _money(cost.per_thousand_requests),
+            _money(cost.per_million_input),
+            _money(cost.per_million_output),
+        )
+        for cost in plan.costs
+    )
+    note = f"At {_money(plan.price_per_hour or 0.0)} an hour for each accelerator, whether it works or not."
+    return Table(title=f"Cost of {plan.recommended}", columns=names, rows=rows, note=note)
+
+
+def _money(value: float) -> str:
+    return (
+        "$0"
+        if value == 0
+        else f"${value:,.2f}"
+        if value >= 1
+        else f"${value:.3g}"
+        if value >= 1e-4
+        else f"${value:.3e}"
+    )
+
+
+def all_tables(plan: Plan, most_layouts: int | None = _MOST_LAYOUTS) -> list[Table]:
+    """Those that have rows."""
+    tables = (
+        layout_table(plan, most_layouts),
+        case_table(plan),
+        effect_table(plan),
+        cost_table(plan),
+        memory_table(plan),
+    )
+    return [table for table in tables if table.rows]
+
+
+def printed(plan: Plan) -> str:
+    """What the terminal shows: sentences first, then tables."""
+    return "\n".join(_lines(plan))
+
+
+def _lines(plan: Plan) -> Iterator[str]:
+    traffic = plan.traffic
+    rate = "at any rate" if traffic.rate_per_s is None else f"{number(traffic.rate_per_s)} requests/s"
+    yield (
+        f"{plan.model}, {traffic.name}: {rate}, {traffic.input_tokens:,.0f} tokens in "
+        f"({percent(traffic.reused_share)} reusable) and {traffic.output_tokens:,.0f} out on average"
+    )
+    yield from (f"  {finding}" for finding in plan.findings)
+    for table in all_tables(plan):
+        yield ""
+        yield table.title
+        yield from _columns(table.columns, table.rows)
+        if table.note:
+            yield f"  {table.note}"
+    yield ""
+    yield (
+        f"{plan.num_simulations:,} simulations of {plan.num_simulated_requests:,} requests; seed {plan.seed}; "
+        f"{'; '.join(plan.times)}"
+    )
+
+
+def _columns(names: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    widths = [max(map(len, column)) for column in zip(names, *rows, strict=True)]
+    is_left = [place == 0 or any(row[place][:1].isalpha() for row in rows) for place in range(len(names))]
+    for row in (names, *rows):
+        cells = (
+            cell.ljust(width) if left else cell.rjust(width)
+            for cell, width, left in zip(row, widths, is_left, strict=True)
+        )
+        yield ("  " + "  ".join(cells)).rstrip()
