@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from twinpool.bench.serving.distributions import Values, percentile
-from twinpool.bench.serving.record import Ending, RequestRecord, TokenTimes
+from twinpool.bench.serving.record import Ending, RequestRecord, token_times
 
 
 def ttft_s(record: RequestRecord) -> float | None:
@@ -77,15 +77,15 @@ def request_rate_per_s(record: RequestRecord) -> float | None:
 
 def num_shared_tokens(record: RequestRecord) -> int:
     """Tokens that came in a chunk with others: how much of the ITLs is zeros by the way of delivery."""
-    if isinstance(record.chunks, TokenTimes):
+    if token_times(record) is not None:
         return 0
     return sum(chunk.num_tokens for chunk in record.chunks if chunk.num_tokens > 1)
 
 
 def num_chunk_tokens(record: RequestRecord) -> int:
     """Tokens of all chunks together."""
-    if isinstance(record.chunks, TokenTimes):
-        return len(record.chunks)
+    if (times := token_times(record)) is not None:
+        return len(times)
     return sum(chunk.num_tokens for chunk in record.chunks)
 
 
@@ -141,7 +141,7 @@ def request_metrics(record: RequestRecord) -> RequestMetrics:
 
 def _chunks(record: RequestRecord) -> tuple[Values, NDArray[np.int64]]:
     """Times and numbers of tokens of the chunks, [chunks] each."""
-    if isinstance(record.chunks, TokenTimes):
-        return np.asarray(record.chunks.at_s, dtype=np.float64), np.ones(len(record.chunks), dtype=np.int64)
+    if (times := token_times(record)) is not None:
+        return np.asarray(times, dtype=np.float64), np.ones(len(times), dtype=np.int64)
     at = np.array([chunk.at_s for chunk in record.chunks], dtype=np.float64)
     return at, np.array([chunk.num_tokens for chunk in record.chunks], dtype=np.int64)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from twinpool.bench.serving.distributions import Distribution, percentile
-from twinpool.bench.serving.record import Ending, Run
+from twinpool.bench.serving.record import SIMULATION, Ending, Run
 from twinpool.bench.serving.settings import TAKE_SALTS
 from twinpool.bench.serving.summary import Cohort, Summary, WindowKind
 from twinpool.bench.serving.timelines import agreement
@@ -98,7 +98,7 @@ def _metric(name: str, result: Mapping[str, Any]) -> Iterator[str]:
 
 def _from_intended(cohort: Cohort, run: Run) -> Iterator[str]:
     """What vLLM's table leaves out: latencies from a request's own time of arrival, which a closed loop has not."""
-    if run.senders and not any(sender.send_lags_s for sender in run.senders):
+    if not _is_simulated(run) and not any(sender.send_lags_s for sender in run.senders):
         return
     if cohort.ttft_from_intended is None or cohort.e2e_from_intended is None:
         return
@@ -135,8 +135,8 @@ def _stages(cohort: Cohort, run: Run) -> Iterator[str]:
 
 
 def _generator(run: Run) -> Iterator[str]:
-    if not run.senders:
-        return  # simulated: there was none
+    if _is_simulated(run):
+        return  # there was none
     yield _title("The load generator itself")
     lags_s = [lag for sender in run.senders for lag in sender.send_lags_s]
     if lags_s:
@@ -165,7 +165,7 @@ def _words(run: Run, summary: Summary, faults: Sequence[str]) -> Iterator[str]:
         yield f"{cohort.num_miscounted} requests' chunks hold another number of tokens than the server says"
     if (found := agreement(run)) is not None and found.is_partial:
         yield found.words()
-    if run.senders:
+    if not _is_simulated(run):
         yield _prefix_cache(run)
     yield from _errors(run)
     for warning in load_warnings(run):
@@ -180,6 +180,10 @@ def _words(run: Run, summary: Summary, faults: Sequence[str]) -> Iterator[str]:
             "--sender-cores), run it on another machine, or lower the rate; where a sender was busy, more of them help "
             "(--senders)"
         )
+
+
+def _is_simulated(run: Run) -> bool:
+    return bool(run.settings.get("backend") == SIMULATION)
 
 
 def _prefix_cache(run: Run) -> str:

@@ -13,6 +13,8 @@ from typing import Any, cast, overload
 
 import msgspec
 
+SIMULATION = "simulation"
+"""The backend, in a run's settings, of one that no server has seen."""
 NO_CONNECTION = "no connection"
 """How the error of a request begins that did not reach the server."""
 
@@ -169,6 +171,12 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     senders: tuple[Sender, ...]
     settings: dict[str, Any]
     was_interrupted: bool = False
+
+
+def token_times(record: RequestRecord) -> array[float] | None:
+    """When each token came, of a record that has nothing else of its chunks (`TokenTimes`); None of others."""
+    chunks: object = record.chunks
+    return chunks.at_s if isinstance(chunks, TokenTimes) else None
 
 
 def encode_run(run: Run) -> bytes:

@@ -19,7 +19,7 @@ import numpy as np
 
 from twinpool.bench.serving.distributions import Values, distribution
 from twinpool.bench.serving.metrics import RequestMetrics, request_metrics, wait_before_send_s
-from twinpool.bench.serving.record import RequestRecord, Run, TokenTimes
+from twinpool.bench.serving.record import RequestRecord, Run, token_times
 from twinpool.bench.serving.summary import Summary
 from twinpool.config import require
 
@@ -89,8 +89,8 @@ def peak_output_tokens_per_s(records: Iterable[RequestRecord]) -> float:
     start = min((record.sent_at_s for record in records), default=0.0)
     seconds: Counter[int] = Counter()
     for record in records:
-        if isinstance(record.chunks, TokenTimes):
-            seconds.update(int(at_s - start) for at_s in record.chunks.at_s)
+        if (times := token_times(record)) is not None:
+            seconds.update(int(at_s - start) for at_s in times)
             continue
         for chunk in record.chunks:
             seconds[int(chunk.at_s - start)] += chunk.num_tokens

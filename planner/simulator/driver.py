@@ -11,6 +11,7 @@ from array import array
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from math import inf
+from typing import cast
 
 from twinpool.bench.serving.datasets.shapes import Shape
 from twinpool.bench.serving.record import Ending
@@ -61,15 +62,20 @@ def simulate(
     """Runs `requests` on `deployment`, each at its time `at_s`.
 
     With `num_clients` times do not count: so many clients ask one request after the other. With `max_concurrency` a
-    request that comes while as many are under way waits at its client. Ctrl-C ends the run; requests that have not
-    ended then are cancelled, and the simulation says that it was interrupted. With `is_step_by_step` each step goes
-    through its whole batch, which takes much longer and gives the same.
+    request that comes while as many are under way waits at its client. With `is_step_by_step` every step goes through
+    its whole batch, as in a server, which takes longer and gives the same. Ctrl-C ends the run; requests that have not
+    ended then are cancelled, and the simulation says that it was interrupted.
 
     Raises:
         ConfigError: there are no requests, or one has no time.
     """
     return Driver(
-        deployment, requests, num_clients, max_concurrency, on_progress, is_step_by_step=is_step_by_step
+        deployment,
+        requests,
+        num_clients=num_clients,
+        max_concurrency=max_concurrency,
+        on_progress=on_progress,
+        is_step_by_step=is_step_by_step,
     ).run()
 
 
@@ -80,10 +86,10 @@ class Driver:
         self,
         deployment: Deployment,
         requests: Sequence[Shape],
+        *,
         num_clients: int | None = None,
         max_concurrency: int | None = None,
         on_progress: OnProgress | None = None,
-        *,
         is_step_by_step: bool = False,
     ) -> None:
         _check(requests, num_clients, max_concurrency)
@@ -95,8 +101,8 @@ class Driver:
             (),
             lambda submission: chunks.names(int(submission.request_id))[:MAX_PREFIX_CHUNKS],
         )
-        prefixes = Prefixes(requests, deployment.layout.block_size)
-        self.workers = _workers(deployment, prefixes, self, is_step_by_step=is_step_by_step)
+        blocks = Prefixes(requests, deployment.layout.block_size)
+        self.workers = _workers(deployment, blocks, self, is_step_by_step=is_step_by_step)
         self._by_id = {worker.worker_id: worker for worker in self.workers}
         self._kv_shares = {worker.worker_id: _Shares() for worker in self.workers}
         front = next(pool for pool in deployment.pools if pool.role is not Role.DECODE)
@@ -116,6 +122,8 @@ class Driver:
         self._beat_at = 0.0
         self._num_events = 0
         self._duration_s = 0.0
+        self._num_in_flight = 0
+        self._in_flight_since = self._in_flight_s = 0.0
         self._on_progress = on_progress
         self._warnings: list[str] = []
 
@@ -144,8 +152,11 @@ class Driver:
             outcomes=tuple(self.outcomes),
             duration_s=self._duration_s,
             workers=tuple(self._use(worker) for worker in self.workers),
-            attempts_lost=dict(self.core.tally.counts(CoordinatorMetric.ATTEMPTS_LOST)),
+            attempts_lost={
+                str(why): n for why, n in self.core.tally.counts(CoordinatorMetric.ATTEMPTS_LOST).items()
+            },
             num_events=self._num_events,
+            mean_in_flight=self._in_flight_s / self._duration_s if self._duration_s else 0.0,
             accelerators={
                 pool.role.value: pool.num_workers * pool.num_accelerators for pool in self.deployment.pools
             },
@@ -162,7 +173,7 @@ class Driver:
             num_steps=worker.num_steps,
             kv_share=shares.mean,
             most_kv_share=shares.most,
-            counters=worker.core.stats().counters,
+            counters={name: value for name, value in worker.core.stats().counters.items() if value},
         )
 
     # ── the pools ───────────────────────────────────────────────────────────────────────────────────────────
@@ -249,6 +260,7 @@ class Driver:
         self._room -= 1
         self._num_on_the_way += 1
         outcome.sent_at_s = now
+        self._count_in_flight(1)
         takes_s = overheads.request_s + overheads.prompt_token_s * outcome.shape.input_tokens
         self.agenda.at(now + takes_s, LATER, self._arrive, outcome)
 
@@ -260,7 +272,8 @@ class Driver:
         if sampling is None:
             sampling = SamplingParams(shape.output_tokens, seed=0, temperature=0.0, ignore_eos=True)
             self._sampling[shape.output_tokens] = sampling
-        prompt = range(shape.input_tokens)  # their number counts; what they are, `Prefixes` says
+        # Their number counts; which are equal, `Prefixes` says.
+        prompt = cast("tuple[int, ...]", range(shape.input_tokens))
         self._handle(
             events.Arrived(
                 Submission(
@@ -276,17 +289,17 @@ class Driver:
 
     def _emit(self, request_id: str, output: Output, at_s: float) -> None:
         outcome = self.outcomes[int(request_id)]
+        _require_next(outcome, output.first_index)
         for _ in output.token_ids:
             outcome.times.append(at_s)
         if output.finish is not None:
             outcome.status = 200
             self._end(outcome, _ENDINGS[output.finish], output.error, at_s)
 
-    def _emit_run(self, worker: SimulatedWorker, request_id: str, times: array[float]) -> None:
-        on_the_way_s = _on_the_way_s(worker)
-        if on_the_way_s:
-            times = array("d", (at_s + on_the_way_s for at_s in times))
-        self.outcomes[int(request_id)].times.extend(times)
+    def _emit_run(self, run: events.EmitRun) -> None:
+        outcome, late_s = self.outcomes[int(run.request_id)], _on_the_way_s(self._by_id[run.worker_id])
+        _require_next(outcome, run.first_index)
+        outcome.times.extend(array("d", (at_s + late_s for at_s in run.times)) if late_s else run.times)
 
     def _end(self, outcome: Outcome, ending: Ending, error: RequestError | None, at_s: float) -> None:
         outcome.ending = ending
@@ -303,14 +316,20 @@ class Driver:
                 if last.prefill is not None:
                     outcome.cached_tokens = last.prefill.num_cached
         self._duration_s = max(self._duration_s, at_s)
-        self._num_open -= 1
-        if self._on_progress is not None:
-            self._on_progress(len(self.outcomes) - self._num_open, self.agenda.now)
-        if self._room != inf:  # at its own moment: the client has its answer then
-            self.agenda.at(at_s, LATER, self._leave, None)
+        self.agenda.at(at_s, LATER, self._leave, None)  # its client has the answer then, and may ask again
+
+    def _count_in_flight(self, change: int) -> None:
+        now = self.agenda.now
+        self._in_flight_s += self._num_in_flight * (now - self._in_flight_since)
+        self._in_flight_since = now
+        self._num_in_flight += change
 
     def _leave(self, _: None) -> None:
+        self._count_in_flight(-1)
+        self._num_open -= 1
         self._room += 1
+        if self._on_progress is not None:
+            self._on_progress(len(self.outcomes) - self._num_open, self.agenda.now)
         if self._is_closed_loop or self._held:
             self._ask_on()
 
@@ -336,8 +355,8 @@ class Driver:
                     self._pass_on(self._by_id[worker_id], message)
                 case events.Emit(request_id, output):
                     self._emit(request_id, output, now + on_the_way_s)
-                case events.EmitRun(worker_id, request_id, _, _, times):
-                    self._emit_run(self._by_id[worker_id], request_id, times)
+                case events.EmitRun():
+                    self._emit_run(command)
                 case events.Refuse(request_id, error):
                     outcome = self.outcomes[int(request_id)]
                     outcome.status = error.status
@@ -374,6 +393,13 @@ class _Shares:
     def mean(self) -> float:
         """0 of none."""
         return self._sum / self._num if self._num else 0.0
+
+
+def _require_next(outcome: Outcome, first_index: int) -> None:
+    if first_index != len(outcome.times):
+        raise InvariantViolation(
+            f"token {first_index} of request {outcome.index} came as its client has {len(outcome.times)}"
+        )
 
 
 def _check(requests: Sequence[Shape], num_clients: int | None, max_concurrency: int | None) -> None:

@@ -24,14 +24,13 @@ class Part:
 
 def parse_layout(text: str) -> tuple[Part, ...]:
     """The pools of a layout. Raises ConfigError."""
+    parts: tuple[Part, ...] = ()
     if (found := _SPLIT.fullmatch(text.strip())) is not None:
         prefill, prefill_tp, decode, decode_tp = (int(part or 1) for part in found.groups())
         parts = (Part(Role.PREFILL, prefill, prefill_tp), Part(Role.DECODE, decode, decode_tp))
     elif (found := _COLOCATED.fullmatch(text.strip())) is not None:
         count, tp = (int(part or 1) for part in found.groups())
         parts = (Part(Role.COLOCATED, count, tp),)
-    else:
-        parts = ()
     if not parts or any(part.num_workers < 1 or part.tp < 1 for part in parts):
         raise ConfigError(
             f"--layout is {text!r}; allowed: workers and devices of each, 1 or more, like 1P1D, 2P3D, 2P(TP2)4D(TP4), "

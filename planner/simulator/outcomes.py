@@ -145,6 +145,8 @@ class Simulation:
     attempts_lost: Mapping[str, int]
     """Why attempts were started again, and how often."""
     num_events: int
+    mean_in_flight: float
+    """Requests between their sending and their end, over the run's time."""
     accelerators: Mapping[str, int]
     """How many each pool has."""
     warnings: tuple[str, ...] = ()

@@ -11,6 +11,7 @@ from twinpool.config import Role
 from twinpool.decode_pool.core import DecodeCore
 from twinpool.engine.batch import SequenceSlice, StepOutput
 from twinpool.engine.block_pool import Chains
+from twinpool.errors import InvariantViolation
 from twinpool.layout import KVLayout
 from twinpool.messages import Message
 from twinpool.planner.deployment import Pool
@@ -96,6 +97,7 @@ class SimulatedWorker:
         self._machine = machine
         self._generates = _generates(self.core)
         self._rank = LATER
+        self._is_stepping = False
         self._plan: StepPlan | None = None
         self._ahead: PlanAhead | None = None
         self._shape = StepShape()
@@ -127,12 +129,7 @@ class SimulatedWorker:
     def take(self, event: Event) -> None:
         """The core hears of `event` now."""
         self._do(self.core.handle(event, self._agenda.now))
-        if self._plan is None:
-            if (plan := self.core.next_step(self._agenda.now)) is not None:
-                self._begin(plan)
-            self._do(self.core.flush())
-        if self._plan is not None:
-            self._ahead = self.core.plan_ahead()
+        self._go_on_working()
 
     def from_coordinator(self, message: Message) -> None:
         """A message has come."""
@@ -147,12 +144,22 @@ class SimulatedWorker:
 
     # ── steps ───────────────────────────────────────────────────────────────────────────────────────────────
 
+    def _go_on_working(self) -> None:
+        """Begins a step if none runs, and plans the next one."""
+        if not self._is_stepping:
+            if (plan := self.core.next_step(self._agenda.now)) is not None:
+                self._begin(plan)
+            self._do(self.core.flush())
+        if self._is_stepping:
+            self._ahead = self.core.plan_ahead()
+
     def _begin(self, plan: StepPlan) -> None:
         self._plan = plan
         self._start(self._shape_of(plan.batch.slices))
 
     def _start(self, shape: StepShape) -> None:
         """A step of that shape begins now."""
+        self._is_stepping = True
         self._shape = shape
         self._began_at = self._moved_at = self._agenda.now
         self._share_done = self._whole_s = 0.0
@@ -173,25 +180,32 @@ class SimulatedWorker:
         self._agenda.at(now + left * self._whole_s, self.number, self._end_step, self._version)
 
     def _end_step(self, version: int) -> None:
-        plan = self._plan
-        if version != self._version or plan is None:
-            return
+        if version != self._version:
+            return  # it has become longer or shorter since
         seconds = self._agenda.now - self._began_at
+        self.busy_s += seconds
+        self.num_steps += 1
+        self._is_stepping = False
+        self._rank = STEP_MESSAGES + self.number
+        self._step_ended(seconds)
+        self._rank = LATER
+        if self._machine is not None and not self._is_stepping:
+            self._machine.rest(self)
+
+    def _step_ended(self, seconds: float) -> None:
+        """What was planned ahead begins, and the core hears of both."""
+        plan, ahead = self._plan, self._ahead
+        if plan is None:
+            raise InvariantViolation(f"a step of {self.worker_id} ended that was not begun")
         output = StepOutput({s.key: TOKEN_ID for s in plan.batch.slices if s.sampling is not None}, seconds)
-        following = self._ahead.resolve(plan, output) if self._ahead is not None else None
+        following = ahead.resolve(plan, output) if ahead is not None else None
         for push in plan.pushes:
             first_layer_at = self._began_at + seconds / self._layout.num_layers
             self._send_blocks(push, first_layer_at, self._layout.num_layers)
-        self.busy_s += seconds
-        self.num_steps += 1
         self._plan = self._ahead = None
         if following is not None:
             self._begin(following)
-        self._rank = STEP_MESSAGES + self.number
         self.take(StepDone(plan, output, following))
-        self._rank = LATER
-        if self._machine is not None and self._plan is None:
-            self._machine.rest(self)
 
     def _shape_of(self, slices: Sequence[SequenceSlice]) -> StepShape:
         num_sequences = context = num_chunks = tokens = pairs = prompt_context = 0

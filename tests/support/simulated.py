@@ -18,7 +18,7 @@ LAYOUT = KVLayout(num_layers=4, num_kv_heads=2, head_dim=8, block_size=16, dtype
 
 @dataclass(frozen=True, slots=True)
 class LinearTimes:
-    """A step takes `base_s` and more for each sequence, context token, prompt token and chunk; `busy_share` of that more
+    """A step takes `base_s`, and more for each sequence, context token, prompt token and chunk; `busy_share` of it more
     for each other worker of the machine. A transfer takes `start_s`, and `byte_s` for each byte."""
 
     base_s: float = 0.0

@@ -225,6 +225,8 @@ def _described(
     num_prompts: int,
 ) -> dict[str, Any]:
     """What a result says of how it came, as JSON values."""
+    from twinpool.bench.serving.record import SIMULATION
+
     flags = {
         name: str(value) if isinstance(value, Path) else value
         for name, value in vars(args).items()
@@ -232,8 +234,8 @@ def _described(
     }
     return flags | {
         "command": command_shown(sys.argv[1:]),
-        "backend": "simulation",
-        "label": args.label or "simulation",
+        "backend": SIMULATION,
+        "label": args.label or SIMULATION,
         "model": found.model.name,
         "tokenizer": args.tokenizer,
         "layout": deployment.name,

@@ -1,0 +1,103 @@
+"""Any requests on any small deployment: each ends once, with its tokens, in order; steps may be skipped."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.simulated import LinearTimes, colocated, split
+
+from twinpool.bench.serving.datasets.shapes import Shape, own, shared_prefix
+from twinpool.bench.serving.record import Ending
+from twinpool.config import CoordinatorConfig, SchedulerConfig
+from twinpool.planner.deployment import Deployment
+from twinpool.planner.simulator.driver import Driver
+from twinpool.planner.times.service_times import Overheads
+
+OVERHEADS = Overheads(request_s=0.001, control_s=0.0005, output_s=0.002, handoff_s=0.004)
+PREFILL = LinearTimes(base_s=0.004, prompt_token_s=2e-4, start_s=1e-4, byte_s=1e-8)
+DECODE = replace(PREFILL, base_s=0.008, sequence_s=3e-4, context_s=1e-6, busy_share=0.3)
+
+
+@st.composite
+def deployments(draw: st.DrawFn) -> Deployment:
+    """Of a few workers with little room; what never fits is refused."""
+    config = SchedulerConfig(
+        token_budget=draw(st.sampled_from((None, 16, 40))),
+        max_num_seqs=draw(st.sampled_from((1, 3, 16))),
+        headroom_tokens=draw(st.sampled_from((0, 16))),
+        prefix_cache=draw(st.booleans()),
+        hybrid=draw(st.booleans()),
+    )
+    coordinator = CoordinatorConfig(
+        max_queue_requests=draw(st.sampled_from((2, 1000))),
+        max_wait_s=draw(st.sampled_from((0.3, 60.0))),
+        min_link_gb_per_s=0.0,
+    )
+    num_blocks = draw(st.sampled_from((16, 24, 200)))
+    decode = replace(DECODE, overheads=draw(st.sampled_from((Overheads(), OVERHEADS))))
+    prefill = replace(PREFILL, overheads=decode.overheads)
+    machine = draw(st.sampled_from((None, "this")))
+    if draw(st.booleans()):
+        return colocated(
+            draw(st.integers(1, 2)),
+            decode,
+            num_blocks=num_blocks,
+            config=replace(config, hybrid=False),
+            coordinator=coordinator,
+            machine=machine,
+            max_model_len=num_blocks * 16,
+        )
+    return split(
+        draw(st.integers(1, 2)),
+        draw(st.integers(1, 2)),
+        prefill,
+        decode,
+        num_blocks=num_blocks,
+        prefill_config=config,
+        decode_config=config,
+        coordinator=coordinator,
+        machine=machine,
+        max_model_len=num_blocks * 16,
+    )
+
+
+@st.composite
+def requests(draw: st.DrawFn) -> list[Shape]:
+    """A dozen or so, some of which begin alike."""
+    shapes, at_s = [], 0.0
+    for index in range(draw(st.integers(1, 14))):
+        at_s += draw(st.sampled_from((0.0, 0.003, 0.05)))
+        prefix = draw(st.sampled_from((0, 0, 24, 64)))
+        first = (shared_prefix(prefix, prefix),) if prefix else ()
+        own_tokens, output = draw(st.integers(1, 120)), draw(st.sampled_from((1, 2, 9, 40, 90)))
+        shapes.append(Shape((*first, own(index, own_tokens)), output, at_s))
+    return shapes
+
+
+@settings(max_examples=25, deadline=None)
+@given(deployments(), requests())
+def test_each_request_ends_once_with_its_tokens_and_nothing_is_left(
+    deployment: Deployment, shapes: list[Shape]
+) -> None:
+    driver = Driver(deployment, shapes)
+    found = driver.run()
+    assert not found.warnings
+    for outcome, shape in zip(found.outcomes, shapes, strict=True):
+        assert outcome.ending is not None
+        assert list(outcome.times) == sorted(outcome.times)
+        if outcome.ending is Ending.COMPLETED:
+            assert len(outcome.times) == shape.output_tokens
+        else:
+            assert outcome.error
+            assert outcome.ending is not Ending.FAILED
+    driver.core.check()
+    for worker in driver.workers:
+        worker.core.check()
+        stats = worker.core.stats()
+        assert stats.free_blocks + stats.cached_blocks == worker.pool.num_blocks
+    by_steps = Driver(deployment, shapes, is_step_by_step=True).run()
+    assert by_steps.as_run() == found.as_run()
+    assert by_steps.workers == found.workers
+    assert by_steps.attempts_lost == found.attempts_lost
