@@ -86,7 +86,7 @@ class Fleet:
     def deployment(self, layout: Layout) -> Deployment:
         """What the simulator gets."""
         if layout.is_split:
-            pools = (
+            pools: tuple[Pool, ...] = (
                 self._pool(Role.PREFILL, layout.prefill, layout.prefill_tp, self.prefill),
                 self._pool(Role.DECODE, layout.decode, layout.decode_tp, self.decode),
             )

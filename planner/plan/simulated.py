@@ -37,7 +37,8 @@ def seen_of(simulation: Simulation) -> Seen:
         for role in dict.fromkeys(worker.role for worker in simulation.workers)
         if (workers := [worker for worker in simulation.workers if worker.role is role])
     }
-    return Seen(*found, uses=uses)
+    ttft, tpot, itl, e2e = found
+    return Seen(ttft, tpot, itl, e2e, uses)
 
 
 def _times(outcome: Outcome) -> tuple[float, float, float, float]:

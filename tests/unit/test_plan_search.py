@@ -83,7 +83,7 @@ def test_kv_bound_decode_is_said_to_be_so_and_one_more_prefill_worker_to_lower_c
 
     def crowded(deployment: Deployment) -> float:
         x, y, k = pool_sizes(deployment)
-        blocks = deployment.pools[-1].num_blocks / 4000
+        blocks: float = deployment.pools[-1].num_blocks / 4000
         return k * blocks if k else min(x * 5.0, y * 3.0 * blocks * (1 - 0.04 * x))
 
     plan = planned(Pretended(crowded))

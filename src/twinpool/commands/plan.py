@@ -196,7 +196,8 @@ def _dataset(args: argparse.Namespace) -> DatasetSettings:
 
 
 def _traffic(args: argparse.Namespace, dataset: DatasetSettings) -> Traffic:
-    from twinpool.bench.serving.datasets import FILE_DATASETS, DatasetName, make_shapes, make_workload
+    from twinpool.bench.serving.datasets import DatasetName, make_shapes, make_workload
+    from twinpool.bench.serving.datasets.settings import FILE_DATASETS
     from twinpool.planner.plan.traffic import traffic_of
     from twinpool.planner.simulator.requests import shapes_of
 
