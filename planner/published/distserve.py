@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from twinpool.bench.serving.datasets.generated import lognormal_shapes
 from twinpool.bench.serving.datasets.settings import LognormalLengths
 from twinpool.bench.serving.slo import Slo
 from twinpool.planner.published.figures import Direction, Figure, Result
-from twinpool.planner.published.stands import SEED, Worker, colocated, equal_load, load_of, split
+from twinpool.planner.published.stands import SEED, TurnByTurn, Worker, colocated, equal_load, load_of, split
 from twinpool.planner.times.devices import DEVICES
 from twinpool.planner.times.model_shapes import SHAPES
 from twinpool.planner.times.registry import Conditions, service_times
@@ -28,13 +29,14 @@ _ATTAINED = {  # requests/s: vLLM, DistServe-Low, in percent
     4.0: (23.6, 70.0),
 }
 _SHAREGPT = LognormalLengths(
-    input_median=458.0,
-    input_sigma=1.0,
-    input_most=1_800,
-    output_median=121.0,
-    output_sigma=1.0,
-    output_most=248,
+    input_median=1_000.0,
+    input_sigma=0.8,
+    input_most=1_500,
+    output_median=188.0,
+    output_sigma=0.8,
+    output_most=548,
 )
+"""Their means are 754 and 199 tokens."""
 
 
 def _worker(model: str, tp: int, public_data: Path) -> Worker:
@@ -48,7 +50,8 @@ def figure_1(public_data: Path, num_requests: int) -> Iterator[Result]:
     load, worker = equal_load(512, 64, num_requests), _worker("opt-13b", 1, public_data)
     longest = load.longest
     ttft, tpot = Slo(ttft_s=_FIGURE_1.ttft_s), Slo(tpot_s=_FIGURE_1.tpot_s)
-    both = load.goodput(colocated(1, worker, longest), _FIGURE_1, 0.9, 2.0)
+    turns = replace(worker, times=TurnByTurn(worker.times))
+    both = load.goodput(colocated(1, turns, longest), _FIGURE_1, 0.9, 2.0)
     prefill = load.goodput(split((1, worker), (8, worker), longest), ttft, 0.9, 6.0)
     decode = load.goodput(split((8, worker), (1, worker), longest), tpot, 0.9, 10.0)
     apart = load.goodput(split((2, worker), (1, worker), longest), _FIGURE_1, 0.9, 10.0) / 3
@@ -71,12 +74,13 @@ def table_2(public_data: Path, num_requests: int) -> Iterator[Result]:
     log-normal with the means that the paper tells, 755 and 200 tokens, within OPT's context."""
     load = load_of(lognormal_shapes(_SHAREGPT, num_requests, SEED), num_requests)
     worker = _worker("opt-66b", 4, public_data)
-    apart, both = split((1, worker), (1, worker), 2_048), colocated(1, worker, 2_048)
+    turns = replace(worker, times=TurnByTurn(worker.times))
+    apart, both = split((1, worker), (1, worker), 2_048), colocated(1, turns, 2_048)
     setting = "OPT-66B, ShareGPT, TTFT 0.4 s, TPOT 0.1 s"
     for rate, (vllm, low) in _ATTAINED.items():
         why = "lengths are not ShareGPT's; decode has TP 4 in place of TP 2 × PP 2"
         served = 100 * load.run(apart, rate).share_good(_TABLE_2)
         yield Figure(_SOURCE, setting, f"DistServe-Low, {rate} req/s", low, served, "%", why)
-        why = "lengths are not ShareGPT's; a colocated step has prompts and streams"
+        why = "lengths are not ShareGPT's; coefficients are of DistServe's engine, not of vLLM"
         served = 100 * load.run(both, rate).share_good(_TABLE_2)
         yield Figure(_SOURCE, setting, f"vLLM, {rate} req/s", vllm, served, "%", why)

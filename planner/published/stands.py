@@ -17,17 +17,47 @@ from twinpool.planner.plan.experiments import Seen
 from twinpool.planner.plan.rates import highest_rate
 from twinpool.planner.plan.simulated import simulated
 from twinpool.planner.plan.traffic import Traffic, traffic_of
+from twinpool.planner.step_shape import StepShape
 from twinpool.planner.times.devices import Device
 from twinpool.planner.times.model_shapes import ModelShape
-from twinpool.planner.times.service_times import ServiceTimes
+from twinpool.planner.times.service_times import Overheads, ServiceTimes
 
 SEED = 7
 BLOCK_TOKENS = 16
 MAX_NUM_SEQS = 256
+_MOST_PER_S = 10_000.0
 WHOLE_PROMPTS = 8_192
 """Token budget of steps that take prompts whole, as engines without chunked prefill do."""
 UNBOUNDED = CoordinatorConfig(max_queue_requests=1_000_000, max_queue_tokens=1 << 40, max_wait_s=86_400.0)
 """Nobody is refused: a published run has no admission control."""
+
+
+class TurnByTurn:
+    """`ServiceTimes` of an engine that stops its streams for prompts, as vLLM did in 2023: what is one step here takes
+    it a step of the prompts, then one of the streams."""
+
+    def __init__(self, times: ServiceTimes) -> None:
+        self._times = times
+
+    @property
+    def name(self) -> str:
+        """The other's."""
+        return f"{self._times.name}, prompts and streams turn by turn"
+
+    @property
+    def overheads(self) -> Overheads:
+        """The other's."""
+        return self._times.overheads
+
+    def step_s(self, shape: StepShape, num_busy: int = 0) -> float:
+        """Both, one after the other."""
+        streams = StepShape(shape.num_sequences, shape.context_tokens)
+        prompts = shape._replace(num_sequences=0, context_tokens=0)
+        return self._times.step_s(prompts, num_busy) + self._times.step_s(streams, num_busy)
+
+    def transfer_s(self, num_bytes: int) -> float:
+        """The other's."""
+        return self._times.transfer_s(num_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +120,10 @@ class Load:
     def goodput(self, deployment: Deployment, slo: Slo, share: float, start: float) -> float:
         """The highest rate at which that share of the requests is within `slo`; the search begins at `start`."""
         return highest_rate(
-            lambda rate: self.run(deployment, rate).share_good(slo), start=start, target=share
+            lambda rate: self.run(deployment, rate).share_good(slo),
+            start=start,
+            most=_MOST_PER_S,
+            target=share,
         ).rate
 
 

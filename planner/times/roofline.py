@@ -27,14 +27,16 @@ _EMPTY = StepShape()
 class Efficiency:
     """Which share of the data sheet's rates is reached, and what a step costs beside them.
 
-    `products` and `attention` are shares of the FLOP rate, in matrix products and in chunks' attention; `bandwidth` of
-    the memory's, `link` of the links between the devices of a group. `step_s` is launching, sampling and scheduling,
+    `products` and `attention` are shares of the FLOP rate, in matrix products and in chunks' attention, and
+    `narrow_products` in products of 8 and fewer bits, whose rate kernels reach less of; `bandwidth` of the memory's,
+    `link` of the links between the devices of a group. `step_s` is launching, sampling and scheduling,
     once per step; `layer_s` what a layer's kernels take however little they do, `expert_layer_s` those that choose,
     send to and join experts; `collective_s` an all-reduce of few bytes.
     """
 
-    products: float = 0.70
-    attention: float = 0.50
+    products: float = 0.75
+    narrow_products: float = 0.45
+    attention: float = 0.55
     bandwidth: float = 0.80
     link: float = 0.70
     step_s: float = 1e-3
@@ -43,7 +45,7 @@ class Efficiency:
     collective_s: float = 15e-6
 
     def __post_init__(self) -> None:
-        for name in ("products", "attention", "bandwidth", "link"):
+        for name in ("products", "narrow_products", "attention", "bandwidth", "link"):
             share = getattr(self, name)
             require(f"efficiency {name}", share, 0 < share <= 1, "a share above 0, at most 1")
         for name in ("step_s", "layer_s", "expert_layer_s", "collective_s"):
@@ -52,7 +54,7 @@ class Efficiency:
 
 
 TYPICAL = Efficiency()
-IDEAL = Efficiency(1.0, 1.0, 1.0, 1.0, 0.0, 0.0, 0.0, 0.0)
+IDEAL = Efficiency(1.0, 1.0, 1.0, 1.0, 1.0, 0.0, 0.0, 0.0, 0.0)
 """The data sheet itself."""
 
 
@@ -89,6 +91,8 @@ class Roofline:
         self._flops_per_s = tp * device.flops_per_s(precision)
         wide = Precision.FP32 if precision is Precision.FP32 else Precision.BF16
         self._attention_flops_per_s = tp * device.flops_per_s(wide)
+        is_narrow = self._flops_per_s > self._attention_flops_per_s
+        self._products_share = efficiency.narrow_products if is_narrow else efficiency.products
         self._bytes_per_s = tp * device.bytes_per_s
         weight = precision.weight_bytes
         self._shared_bytes = model.shared_weights * weight
@@ -133,7 +137,8 @@ class Roofline:
         num_bytes = self._shared_bytes + self._head_bytes + self._experts_read(tokens) * self._expert_bytes
         flops = 2.0 * (model.active_weights * tokens + model.head_weights * rows)
         products_s = max(
-            num_bytes / (self._bytes_per_s * used.bandwidth), flops / (self._flops_per_s * used.products)
+            num_bytes / (self._bytes_per_s * used.bandwidth),
+            flops / (self._flops_per_s * self._products_share),
         )
         kv_bytes_per_s = self._kv_bytes_per_s * used.bandwidth
         attention_flops_per_s = self._attention_flops_per_s * used.attention
