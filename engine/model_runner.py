@@ -7,8 +7,6 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from threading import Lock
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -22,10 +20,10 @@ from twinpool.engine.gpu.layer_handover import LayerHandover, mark
 from twinpool.engine.gpu.step_inputs import StepInputs
 from twinpool.engine.head_rows import HeadRows, Scores
 from twinpool.engine.host_inputs import HostInputs
+from twinpool.engine.job_grammars import JobGrammars
 from twinpool.engine.kv_memory import PoolSize, free_host_memory, free_memory, pool_size
 from twinpool.engine.model_config import ModelConfig
 from twinpool.engine.models import LayerDone, Model, ignore_layer
-from twinpool.engine.past import Matcher
 from twinpool.engine.processor import processor
 from twinpool.engine.sampler import Chosen, StepSampling
 from twinpool.engine.weights import Weights, fingerprint, weight_files
@@ -33,10 +31,7 @@ from twinpool.errors import ConfigError
 from twinpool.kernels.compiler import HAS_COMPILER
 from twinpool.kernels.quantized_kv import pool_view
 from twinpool.layout import KV_CACHE_DTYPES, Dtype, KVLayout
-from twinpool.request import Job, RequestKey, SamplingParams
-
-if TYPE_CHECKING:
-    from twinpool.engine.grammars import Grammars
+from twinpool.request import RequestKey, SamplingParams
 
 log = logging.getLogger(__name__)
 
@@ -75,8 +70,7 @@ class ModelRunner:
         self.device = kv.device
         self.fingerprint = model_fingerprint
         self._inputs = HostInputs(layout.block_size)
-        self._grammars: Grammars | None = None
-        self._making_grammars = Lock()
+        self.grammars = JobGrammars(directory, model_config.vocab_size)
         self.graphs: DecodeGraphs | None = None
         self.why_no_graphs = ""
         self.mirror = HostMirror(kv, memory) if kv.device.type == "cuda" and len(memory) else None
@@ -126,7 +120,7 @@ class ModelRunner:
         meanwhile, on another; in any case before this returns."""
         start = time.perf_counter()
         pieces = [piece for piece in batch.slices if piece.sampling is not None]
-        sampling = StepSampling(pieces, self.matcher)
+        sampling = StepSampling(pieces, self.grammars.matcher)
         scores: Scores = {}
         missed = bool(self.graphs or self.why_no_graphs) and on_layer_done is None and is_decode(batch.slices)
         with current(self.device):
@@ -152,47 +146,6 @@ class ModelRunner:
         if self.device.type == "cuda":
             torch.cuda.current_stream(self.device).synchronize()
         return Chosen([], {}, {}), scores
-
-    def prepare(self, job: Job) -> None:
-        """Compiles what the job's answer is to match, if anything, so that its first step need not: on the calling
-        thread, any but that of the steps.
-
-        Raises:
-            TwinpoolError: it cannot be compiled. Its steps say so, too.
-        """
-        if job.sampling.grammar is not None:
-            self._grammars_of_model().prepare(job)
-
-    def forget(self, key: RequestKey) -> None:
-        """Gives up what was prepared for that job, if its steps have not come for it."""
-        if self._grammars is not None:
-            self._grammars.forget(key)
-
-    def get_ahead(self) -> bool:
-        """Does a piece of what the first grammar would wait for; returns whether all is done. Python's other threads
-        may stand still in it.
-
-        Raises:
-            ModelError: no grammar can be followed with this model.
-        """
-        return self._grammars_of_model().get_ahead()
-
-    def matcher(self, job: Job) -> Matcher:
-        """A new matcher of the job's grammar, at its beginning; compiles that if nobody has.
-
-        Raises:
-            TwinpoolError: it cannot be compiled.
-        """
-        return self._grammars_of_model().matcher(job)
-
-    def _grammars_of_model(self) -> Grammars:
-        with self._making_grammars:
-            if self._grammars is None:
-                # Its library is not everywhere where engines run.
-                from twinpool.engine.grammars import Grammars
-
-                self._grammars = Grammars.of_model(self._directory, self.model_config.vocab_size)
-            return self._grammars
 
     @torch.inference_mode()
     def logits(self, batch: StepBatch) -> torch.Tensor:

@@ -19,7 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from twinpool.errors import ModelError
 from twinpool.messages import Cancel, Generate, Message, Prefill, PushTo, Reserve
 from twinpool.request import Job, RequestKey
-from twinpool.worker.step_thread import Runner
+from twinpool.worker.step_thread import Grammars
 
 log = logging.getLogger(__name__)
 
@@ -33,14 +33,14 @@ NICENESS = 10
 
 
 class Preparation:
-    """Passes the coordinator's messages on to `pass_on`; a job with a grammar once `runner` has prepared it, and what
+    """Passes the coordinator's messages on to `pass_on`; a job with a grammar once `grammars` has prepared it, and what
     the coordinator says of that job meanwhile after it. A Cancel goes at once, in place of all that was held back.
 
     A job whose preparation fails is passed on all the same: its step finds out by itself. Lives on the event loop.
     """
 
-    def __init__(self, runner: Runner, pass_on: Callable[[Message], None]) -> None:
-        self._runner = runner
+    def __init__(self, grammars: Grammars, pass_on: Callable[[Message], None]) -> None:
+        self._grammars = grammars
         self._pass_on = pass_on
         self._loop = asyncio.get_running_loop()
         self._held: dict[RequestKey, list[Message]] = {}
@@ -67,7 +67,7 @@ class Preparation:
 
     def left(self, key: RequestKey) -> None:
         """The job has left the worker; what was prepared for it, if nobody has come for that, is of no use."""
-        self._runner.forget(key)
+        self._grammars.forget(key)
 
     def look(self, now: float, *, is_idle: bool) -> None:
         """Called every now and then. Does a piece of what the first grammar takes, if the worker has been idle for
@@ -82,7 +82,7 @@ class Preparation:
 
     def _get_ahead(self) -> None:
         try:
-            self._may_get_ahead = not self._runner.get_ahead()
+            self._may_get_ahead = not self._grammars.get_ahead()
         except ModelError:
             pass  # whoever sends a grammar is told
         except Exception as exc:  # noqa: BLE001  # the library may not be there, or fail in ways of its own
@@ -91,7 +91,7 @@ class Preparation:
     def _prepare(self, job: Job) -> None:
         try:
             if job.key in self._held:  # else it was cancelled meanwhile
-                self._runner.prepare(job)
+                self._grammars.prepare(job)
         except Exception as exc:  # noqa: BLE001  # whatever a library makes of what a client has written
             # Its words may be the client's.
             log.info("a grammar could not be prepared: %s", type(exc).__name__)

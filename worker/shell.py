@@ -111,7 +111,9 @@ class WorkerShell:
         self._register = msgspec.structs.replace(parts.register, endpoint=endpoint)
         senders = self._outgoing.senders if self._outgoing else {}
         self._steps = StepThread(parts.runner, parts.pool.region.layout.num_layers, senders, self._step_ended)
-        self._preparation = Preparation(parts.runner, lambda message: self._handle(FromCoordinator(message)))
+        self._preparation = Preparation(
+            parts.runner.grammars, lambda message: self._handle(FromCoordinator(message))
+        )
         self._transfers = Transfers(
             parts.pool, self._steps, senders, self._incoming, self._handle, self._spawn
         )

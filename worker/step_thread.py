@@ -17,13 +17,8 @@ from twinpool.worker.core import BlockPush, PlanAhead, StepPlan
 T = TypeVar("T")
 
 
-class Runner(Protocol):
-    """What the step thread needs of a model runner."""
-
-    def run(self, batch: StepBatch, on_layer_done: Callable[[int], None] | None = None) -> StepOutput:
-        """Runs one step; calls `on_layer_done(layer)` when that layer's KV of the whole batch is final in memory, and
-        of `LayerGroupsDone` after its layers at least."""
-        ...
+class Grammars(Protocol):
+    """What jobs with a grammar need of a model runner. Any thread may use it."""
 
     def prepare(self, job: Job) -> None:
         """Does ahead of its steps what the job's grammar takes, on any thread. May raise; a step then finds out by
@@ -37,6 +32,20 @@ class Runner(Protocol):
     def get_ahead(self) -> bool:
         """Does a piece of what the first job with a grammar would wait for, on any thread; returns whether all is done.
         Other threads may stand still in it. May raise."""
+        ...
+
+
+class Runner(Protocol):
+    """What the step thread, and the worker around it, need of a model runner."""
+
+    @property
+    def grammars(self) -> Grammars:
+        """Those of the jobs."""
+        ...
+
+    def run(self, batch: StepBatch, on_layer_done: Callable[[int], None] | None = None) -> StepOutput:
+        """Runs one step; calls `on_layer_done(layer)` when that layer's KV of the whole batch is final in memory, and
+        of `LayerGroupsDone` after its layers at least."""
         ...
 
 

@@ -80,7 +80,7 @@ def test_changed_logits_and_what_is_told_of_them_are_the_cpus(model: Path) -> No
     replayed.graphs = capture(replayed, len(ids))
     found = []
     for runner in (cpu, eager, replayed):
-        runner.matcher = lambda _grammar: MadeMatcher(SMALL.vocab_size)  # type: ignore[method-assign]
+        runner.grammars.matcher = lambda _job: MadeMatcher(SMALL.vocab_size)  # type: ignore[method-assign]
         jobs = [Job(str(i), 0, tuple(prompt), wishes[i], ()) for i, prompt in enumerate(ids)]
         pasts = [LookBack.of(job) for job in jobs]
         scoring = [Scoring(job.token_ids[1:], 1) for job in jobs]

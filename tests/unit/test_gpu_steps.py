@@ -144,7 +144,7 @@ def test_replayed_steps_change_logits_and_tell_of_them_as_eager_ones_do(
     runner: ModelRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Penalties, a bias, bans, lists, a grammar, log probabilities: each of some sequences, which come and go."""
-    monkeypatch.setattr(runner, "matcher", lambda _job: MadeMatcher(runner.model_config.vocab_size))
+    monkeypatch.setattr(runner.grammars, "matcher", lambda _job: MadeMatcher(runner.model_config.vocab_size))
     graphs = capture(runner, 5)
     wishes: dict[int, dict[str, Any]] = {
         0: {
@@ -175,7 +175,7 @@ def test_replayed_steps_change_logits_and_tell_of_them_as_eager_ones_do(
             for pasts in (eager, replayed)
         )  # fmt: skip
         output = runner.run(step(*wanted))
-        chosen = graphs.step(found, StepSampling(found, runner.matcher))
+        chosen = graphs.step(found, StepSampling(found, runner.grammars.matcher))
         assert chosen.token_ids == list(output.token_ids.values())
         assert chosen.logprobs == output.logprobs
         assert {key.request_id for key in chosen.logprobs} == {str(name) for name in live if name in (1, 3)}

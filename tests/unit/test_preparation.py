@@ -10,7 +10,6 @@ from queue import Queue
 import pytest
 from support.jobs import GRAMMAR, job
 
-from twinpool.engine.batch import StepBatch, StepOutput
 from twinpool.errors import ModelError
 from twinpool.messages import Cancel, Generate, Message, Prefill, PushTo, Reserve
 from twinpool.request import Job, RequestKey
@@ -31,9 +30,6 @@ class Runner:
         self._error = error
         if not is_held:
             self.may_end.set()
-
-    def run(self, batch: StepBatch, on_layer_done: object = None) -> StepOutput:
-        raise NotImplementedError
 
     def prepare(self, job: Job) -> None:
         self.asked.put((job, threading.current_thread().name))

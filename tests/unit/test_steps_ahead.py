@@ -14,7 +14,7 @@ from twinpool.engine.batch import StepBatch, StepOutput
 from twinpool.engine.block_pool import BlockPool, PrefixChain
 from twinpool.request import Job, RequestKey
 from twinpool.worker.core import AwaitedSlice, PlanAhead, StepDone, StepPlan
-from twinpool.worker.step_thread import StepResult, StepThread
+from twinpool.worker.step_thread import Grammars, StepResult, StepThread
 
 BLOCK_SIZE = 4
 
@@ -149,13 +149,8 @@ class Runner:
         assert self.may_end.acquire(timeout=10)
         return StepOutput({chunk.key: 60 for chunk in batch.slices}, 0.0)
 
-    def prepare(self, job: Job) -> None:
-        raise NotImplementedError
-
-    def forget(self, key: RequestKey) -> None:
-        raise NotImplementedError
-
-    def get_ahead(self) -> bool:
+    @property
+    def grammars(self) -> Grammars:
         raise NotImplementedError
 
 

@@ -36,7 +36,7 @@ from twinpool.worker.core import (
 from twinpool.worker.links import LinkSettings, LocalPool
 from twinpool.worker.outgoing import OutgoingLinks
 from twinpool.worker.shell import WorkerParts, WorkerShell
-from twinpool.worker.step_thread import Runner
+from twinpool.worker.step_thread import Grammars, Runner
 
 LAYOUT = KVLayout(num_layers=2, num_kv_heads=1, head_dim=8, block_size=8, dtype=Dtype.FLOAT32)
 NUM_BLOCKS = 4
@@ -86,6 +86,10 @@ class NoRunner:
 
     def run(self, batch: StepBatch, on_layer_done: object = None) -> StepOutput:
         raise NotImplementedError
+
+    @property
+    def grammars(self) -> Grammars:
+        return self
 
     def prepare(self, job: Job) -> None:
         self.prepared.put(job)
