@@ -45,14 +45,6 @@ class Trial:
     noise: Noise
 
 
-@dataclass(frozen=True, slots=True)
-class Counts:
-    """A server's metrics, and the seconds of CPU that each of its processes has used, by worker id."""
-
-    samples: Samples
-    cpu_s: dict[str, float]
-
-
 @dataclass(slots=True)
 class _Served:
     facts: ServerFacts
@@ -137,12 +129,20 @@ class Stand:
         named: dict[str, Any] = {"arm": arm.name, "slot": slot, "noise": asdict(noise)}
         return Trial(arm, msgspec.structs.replace(run, settings=run.settings | named), noise)
 
-    def counts(self, arm: Arm) -> Counts:
+    def counts(self, arm: Arm) -> Samples:
         """What the arm's server, which was started here, has done until it came to rest. Raises ServerFault."""
+        server = self._own(arm)
+        self._loop.run(server.wait_until_rest(_REST_LIMIT_S))
+        return self._loop.run(server.samples())
+
+    def coordinator_cpu_s(self, arm: Arm) -> float:
+        """Seconds of CPU that the coordinator of the arm's server, which was started here, has used so far."""
+        return self._own(arm).cpu_s()["coordinator"]
+
+    def _own(self, arm: Arm) -> ServerUnderTest:
         server = self._serve(arm).server
         assert server is not None, "it was started here"
-        self._loop.run(server.wait_until_rest(_REST_LIMIT_S))
-        return Counts(self._loop.run(server.samples()), server.cpu_s())
+        return server
 
     def stop(self, names: Sequence[str]) -> None:
         """Stops the servers of these arms, those that were started here. Ctrl-C meanwhile kills them all."""

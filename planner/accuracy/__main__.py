@@ -3,10 +3,10 @@
     python -m twinpool.planner.accuracy --measure FOLDER              about 12 minutes on a quiet machine
     python -m twinpool.planner.accuracy --predict FOLDER [--output docs/accuracy.md]
 
-The first profiles workers of this machine, then sends twelve combinations of workload and layout, two rates each, with
-the bench's load generator, and keeps everything in FOLDER. The second needs no quiet machine: it simulates the same
-requests with the profiles in FOLDER and prints how far its predictions are off. What is in FOLDER already is not
-measured again.
+The first sends twelve combinations of workload and layout, two rates each, twice, with the bench's load generator,
+profiles this machine's workers between the loads, and keeps everything in FOLDER. The second needs no quiet machine: it
+simulates the same requests with the profiles in FOLDER and prints how far its predictions are off; beside it, how far a
+run is from the next run of the same requests.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("model", nargs="?", metavar="MODEL", help="as `twinpool serve` takes it")
     parser.add_argument("--measure", type=Path, metavar="FOLDER", help="measure into it")
     parser.add_argument("--predict", type=Path, metavar="FOLDER", help="predict what was measured into it")
-    parser.add_argument("--seconds", type=float, default=17.0, metavar="S", help="of each load (17)")
+    parser.add_argument("--seconds", type=float, default=8.5, metavar="S", help="of each load (8.5)")
     parser.add_argument("--seed", type=int, default=1, metavar="N", help="of all that is random (1)")
     parser.add_argument("--quick", action="store_true", help="quick profiles: for trying it out")
     parser.add_argument(
@@ -75,18 +75,13 @@ def _measure(args: argparse.Namespace, command: str) -> None:
 def _predict(path: Path, output: Path | None) -> int:
     folder = Folder(path)
     facts = folder.facts()
-    loads = loads_of(folder, facts)
+    loads = loads_of(facts)
     compared = list(compare_all(folder))
     if not compared:
         raise ConfigError(f"--predict is {str(path)!r}, which has no runs; make them with --measure")
     print("\n".join([*summary(compared), "", *table(compared)]))
     if output is not None:
-        runs = [
-            folder.run(layout.name, load.name)
-            for layout in LAYOUTS
-            for load in loads
-            if folder.has_run(layout.name, load.name)
-        ]
+        runs = [run for layout in LAYOUTS for load in loads for run in folder.runs(layout.name, load.name)]
         text = output.read_text(encoding="utf-8") if output.exists() else "# How well predictions hold\n"
         output.write_text(renewed(text, measured_section(facts, loads, runs, compared)), encoding="utf-8")
     found = errors_of(compared)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from twinpool.bench.comparison.measures import FIGURES, GOODPUT, Measured, seen
@@ -17,29 +17,50 @@ MEDIAN_TARGET, WORST_TARGET = 0.10, 0.25
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """One figure of one load on one layout: seconds, or requests per second."""
+    """One figure of one load on one layout, in seconds, or requests per second: the mean of the simulations', and the
+    measured runs', in order."""
 
     layout: str
     load: str
     figure: str
     predicted: float
-    measured: float
+    runs: tuple[float, ...]
+
+    @property
+    def measured(self) -> float:
+        """The mean of the runs."""
+        return statistics.fmean(self.runs)
 
     @property
     def error(self) -> float:
         """Predicted ÷ measured − 1. Where both are 0 there is none; a measured 0 alone is infinitely far."""
-        if self.measured == 0:
-            return 0.0 if self.predicted == 0 else math.inf
-        return self.predicted / self.measured - 1
+        return _ratio(self.predicted, self.measured) - 1
+
+    @property
+    def repeat_error(self) -> float:
+        """How far a run of the same requests is from the run before it: the first one's figure as a prediction of the
+        last one's."""
+        return _ratio(self.runs[0], self.runs[-1]) - 1
 
 
-def compare(layout: str, load: str, slo: Slo, predicted: Run, measured: Run) -> list[Compared]:
-    """All figures of two runs of the same requests."""
-    ours, theirs = seen(predicted, slo), seen(measured, slo)
+def _ratio(value: float, of: float) -> float:
+    if of == 0:
+        return 1.0 if value == 0 else math.inf
+    return value / of
+
+
+def compare(
+    layout: str, load: str, slo: Slo, predicted: Sequence[Run], measured: Sequence[Run]
+) -> list[Compared]:
+    """All figures of runs of the same requests, simulated and real ones."""
+    ours, theirs = ([seen(run, slo) for run in runs] for runs in (predicted, measured))
     return [
-        Compared(layout, load, figure.measure.name, figure.of(ours), figure.of(theirs))
+        Compared(
+            layout, load, figure.measure.name, statistics.fmean(figure.of(run) for run in ours),
+            tuple(figure.of(run) for run in theirs),
+        )
         for figure in _figures()
-    ]
+    ]  # fmt: skip
 
 
 def _figures() -> list[Measured]:
@@ -49,7 +70,7 @@ def _figures() -> list[Measured]:
 
 @dataclass(frozen=True, slots=True)
 class Errors:
-    """Of several comparisons: sizes of their errors, and the one furthest off."""
+    """Of several comparisons: the sizes of their errors, and the one furthest off."""
 
     num: int
     median: float
@@ -58,10 +79,12 @@ class Errors:
     worst_one: Compared
 
 
-def errors_of(compared: Sequence[Compared]) -> Errors:
+def errors_of(
+    compared: Sequence[Compared], error: Callable[[Compared], float] = lambda each: each.error
+) -> Errors:
     """Of at least one."""
-    sizes = sorted(abs(each.error) for each in compared)
-    worst = max(compared, key=lambda each: abs(each.error))
+    sizes = sorted(abs(error(each)) for each in compared)
+    worst = max(compared, key=lambda each: abs(error(each)))
     return Errors(
         len(sizes), statistics.median(sizes), sizes[math.ceil(0.9 * len(sizes)) - 1], sizes[-1], worst
     )
@@ -80,13 +103,19 @@ def table(compared: Sequence[Compared]) -> list[str]:
 
 
 def summary(compared: Sequence[Compared]) -> list[str]:
-    """Markdown: the sizes of the errors, for each figure and for all."""
-    rows = ["| figure | points | median | p90 | worst | where |", "|---|---|---|---|---|---|"]
+    """Markdown: the sizes of the errors, for each figure and for all; and, beside them, of one run as a prediction of
+    the next run of the same requests."""
+    rows = [
+        "| figure | points | median | p90 | worst | where | a run of the next: median | p90 | worst |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
     for name in (*TOLD, "all"):
-        found = errors_of([each for each in compared if name in (each.figure, "all")])
+        mine = [each for each in compared if name in (each.figure, "all")]
+        found, repeated = errors_of(mine), errors_of(mine, lambda each: each.repeat_error)
         rows.append(
             f"| {name} | {found.num} | {found.median:.1%} | {found.p90:.1%} | {found.worst:.1%} | "
-            f"{found.worst_one.layout}, {found.worst_one.load} |"
+            f"{found.worst_one.layout}, {found.worst_one.load} | {repeated.median:.1%} | {repeated.p90:.1%} | "
+            f"{repeated.worst:.1%} |"
         )
     return rows
 

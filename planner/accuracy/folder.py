@@ -12,13 +12,15 @@ from twinpool.planner.profile.saved import Profile, load_profile, save_profile
 
 
 class Facts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What was measured: the model (its directory's name aside, as that is the user's), and what the loads were made
-    with. The loads are a function of `seconds`, `seed` and the profile of the split layout."""
+    """What was measured, and what the loads were made with: they are a function of `seconds`, `seed` and
+    `prompt_token_s` and `stream_token_s`, a first rough look at the machine (`loads.Yardstick`)."""
 
     model: str
     asked: str | None
     seconds: float
     seed: int
+    prompt_token_s: float
+    stream_token_s: float
     num_cores: int
     cpu: str
     started_at: str
@@ -56,21 +58,16 @@ class Folder:
         """Raises ConfigError if there is none."""
         return load_profile(self._profile(threads))
 
-    def has_profile(self, threads: int) -> bool:
-        """Whether it is there already."""
-        return self._profile(threads).exists()
-
-    def save_run(self, layout: str, load: str, run: Run) -> None:
+    def save_run(self, layout: str, load: str, repetition: int, run: Run) -> None:
         """Writes it."""
-        (self.path / _name(layout, load)).write_bytes(encode_run(run))
+        (self.path / _name(layout, load, repetition)).write_bytes(encode_run(run))
 
-    def run(self, layout: str, load: str) -> Run:
-        """Raises ConfigError if there is none."""
-        return decode_run(self._read(_name(layout, load)))
-
-    def has_run(self, layout: str, load: str) -> bool:
-        """Whether that was measured."""
-        return (self.path / _name(layout, load)).exists()
+    def runs(self, layout: str, load: str) -> list[Run]:
+        """All repetitions that were measured, in order."""
+        found: list[Run] = []
+        while (self.path / (name := _name(layout, load, len(found)))).exists():
+            found.append(decode_run(self._read(name)))
+        return found
 
     def _profile(self, threads: int) -> Path:
         return self.path / f"profile-{threads}-threads.json"
@@ -84,5 +81,5 @@ class Folder:
             ) from exc
 
 
-def _name(layout: str, load: str) -> str:
-    return f"run {layout}, {load}.json".replace(" ", "-").replace(",", "")
+def _name(layout: str, load: str, repetition: int) -> str:
+    return f"run {layout}, {load}, {repetition + 1}.json".replace(" ", "-").replace(",", "")

@@ -8,7 +8,7 @@ from twinpool.bench.comparison.arms import Arm, parse_arm
 from twinpool.config import Role, SchedulerConfig
 from twinpool.layout import KVLayout
 from twinpool.planner.deployment import Deployment, Pool
-from twinpool.planner.profile.fitted_times import FittedTimes
+from twinpool.planner.times.service_times import ServiceTimes
 
 KV_TOKENS, BLOCK_SIZE = 65_536, 16
 """Of all workers of a layout together."""
@@ -34,7 +34,7 @@ class Layout:
         names = {"1P1D": "1p1d", "colocated chunked": f"colocated-chunked-{CHUNK}"}
         return parse_arm(names.get(self.name, "colocated-whole"), max_model_len)
 
-    def deployment(self, times: FittedTimes, kv: KVLayout, max_model_len: int) -> Deployment:
+    def deployment(self, times: ServiceTimes, kv: KVLayout, max_model_len: int) -> Deployment:
         """What is simulated: all workers on one machine."""
         num_blocks = KV_TOKENS // BLOCK_SIZE // len(self.roles)
         budget = max_model_len if self.token_budget == 0 else self.token_budget

@@ -1,7 +1,8 @@
-"""The loads that predictions are tried on: four kinds of traffic, two rates each, sized to the machine by its profile.
+"""The loads that predictions are tried on: four kinds of traffic, two rates each, sized to the machine.
 
-They are fixed before anything is served: lengths, times and objectives are functions of the profile and a seed. A load
-is made once as shapes, which the simulator takes; the prompts that servers get are made of the same shapes.
+They are fixed before anything is served: lengths, times and objectives are functions of a first look at the machine's
+speed and a seed. A load is made once as shapes, which the simulator takes; the prompts that servers get are made of the
+same shapes.
 """
 
 from __future__ import annotations
@@ -33,6 +34,20 @@ LONG_SHARE = 0.12
 """Of the requests of "long prompt": each takes as long as several others together."""
 LOOSE_TTFT, LOOSE_ITL = 3.0, 2.5
 """An objective is so many times what is undisturbed: TTFT of the longest tenth of the prompts, ITL of some streams."""
+
+
+@dataclass(frozen=True, slots=True)
+class Yardstick:
+    """Seconds of a prefill worker for a token of a prompt, and of a decode worker for one of `NUM_STREAMS` tokens."""
+
+    prompt_token_s: float
+    stream_token_s: float
+
+    @classmethod
+    def of(cls, times: ServiceTimes) -> Yardstick:
+        """Of a worker with these times."""
+        prompt_s = times.step_s(of_chunk(STREAM_LENGTH)) / STREAM_LENGTH
+        return cls(prompt_s, times.step_s(of_sequences([STREAM_LENGTH] * NUM_STREAMS)) / NUM_STREAMS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,46 +110,44 @@ WORKLOADS: dict[str, Callable[[int, int], list[Shape]]] = {
 }
 
 
-def make_loads(times: ServiceTimes, seconds: float, seed: int) -> list[Load]:
+def make_loads(yardstick: Yardstick, seconds: float, seed: int) -> list[Load]:
     """All workloads at all rates, each for about `seconds`."""
     return [
-        _load(name, rate, share, times, seconds, seed + number)
+        _load(name, rate, share, yardstick, seconds, seed + number)
         for number, name in enumerate(WORKLOADS)
         for rate, share in SHARES.items()
     ]
 
 
-def _load(workload: str, rate: str, share: float, times: ServiceTimes, seconds: float, seed: int) -> Load:
+def _load(workload: str, rate: str, share: float, yardstick: Yardstick, seconds: float, seed: int) -> Load:
     make = WORKLOADS[workload]
     typical = make(400, seed)
-    rate_per_s = share / max(_prefill_s(typical, times), _decode_s(typical, times))
+    rate_per_s = share / max(_prefill_s(typical, yardstick), _decode_s(typical, yardstick))
     shapes = make(max(4, round(rate_per_s * seconds)), seed)
     gap = gamma_gap(BURSTINESS) if workload == "bursts" else poisson_gap
     at_s = offsets(gap, [rate_per_s] * len(shapes), random.Random(seed))
     timed = tuple(replace(shape, at_s=at) for shape, at in zip(shapes, at_s, strict=True))
     longest_tenth = sorted(shape.input_tokens for shape in typical)[math.ceil(0.9 * len(typical)) - 1]
     slo = bounds(
-        LOOSE_TTFT * times.step_s(of_chunk(longest_tenth)),
-        LOOSE_ITL * times.step_s(of_sequences([STREAM_LENGTH] * NUM_STREAMS)),
+        LOOSE_TTFT * yardstick.prompt_token_s * longest_tenth,
+        LOOSE_ITL * yardstick.stream_token_s * NUM_STREAMS,
     )
     return Load(workload, rate, rate_per_s, timed, slo)
 
 
-def _prefill_s(shapes: Sequence[Shape], times: ServiceTimes) -> float:
+def _prefill_s(shapes: Sequence[Shape], yardstick: Yardstick) -> float:
     """What a prompt takes a prefill worker, on average: of shared pieces all but the first are cached."""
     seen: set[object] = set()
-    total_s = 0.0
+    num_computed = 0
     for shape in shapes:
-        cached = sum(p.num_tokens for p in shape.pieces if p.is_shared and p.key in seen)
+        num_computed += sum(p.num_tokens for p in shape.pieces if not p.is_shared or p.key not in seen)
         seen |= {p.key for p in shape.pieces if p.is_shared}
-        total_s += times.step_s(of_chunk(shape.input_tokens - cached, cached))
-    return total_s / len(shapes)
+    return num_computed * yardstick.prompt_token_s / len(shapes)
 
 
-def _decode_s(shapes: Sequence[Shape], times: ServiceTimes) -> float:
+def _decode_s(shapes: Sequence[Shape], yardstick: Yardstick) -> float:
     """What an answer takes a decode worker that has some streams, on average."""
-    step_s = times.step_s(of_sequences([STREAM_LENGTH] * NUM_STREAMS))
-    return step_s / NUM_STREAMS * sum(shape.output_tokens for shape in shapes) / len(shapes)
+    return yardstick.stream_token_s * sum(shape.output_tokens for shape in shapes) / len(shapes)
 
 
 def planned(load: Load, tokenizer: tokenizers.Tokenizer, seed: int) -> list[PlannedRequest]:

@@ -1,38 +1,51 @@
-"""The measuring half: profiles of this machine's workers, then every load on every layout's real server."""
+"""The measuring half: every load on every layout's real server, and profiles of this machine's workers.
+
+A machine that others share is faster now and slower then. So nothing is measured in one piece: each load is sent twice,
+in an order that a seed has shuffled, and between the loads the profiles go on for a moment. Runs and profiles have then
+seen the same machine, as far as that is possible; how far two runs of the same requests are apart is told, too.
+"""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from contextlib import ExitStack
 from datetime import UTC, datetime
 
 import msgspec
 import tokenizers
 
-from twinpool.bench.arrivals import constant_gap, offsets
 from twinpool.bench.comparison.stand import Hardware, Stand
-from twinpool.bench.serving.datasets import warm_up_requests
-from twinpool.bench.serving.datasets.settings import PromptAs
+from twinpool.bench.serving.datasets import PromptAs, warm_up_requests
 from twinpool.coordinator.launch import usable_cores
 from twinpool.engine.model_config import ModelConfig
 from twinpool.engine.model_files import resolve
 from twinpool.engine.processor import processor
 from twinpool.engine.tokenizer import Tokenizer
 from twinpool.planner.accuracy.folder import Facts, Folder
-from twinpool.planner.accuracy.layouts import BLOCK_SIZE, KV_TOKENS, LAYOUTS, Layout
-from twinpool.planner.accuracy.loads import Load, planned
-from twinpool.planner.accuracy.predicting import loads_of
-from twinpool.planner.profile.measure import ProfileSettings, measure
+from twinpool.planner.accuracy.layouts import BLOCK_SIZE, KV_TOKENS, LAYOUTS
+from twinpool.planner.accuracy.loads import Load, Yardstick, make_loads, planned
+from twinpool.planner.profile.fitted_times import FittedTimes
+from twinpool.planner.profile.measure import ProfileSettings, Profiling
 
-_WARM_UPS = 4
+REPETITIONS = 2
+SLICE_S = 2.0
+"""Of a profile, between two loads."""
+_WARM_UPS = 3
 Say = Callable[[str], None]
 
 
 def measure_all(
-    folder: Folder, asked: str | None, seconds: float, seed: int, command: str,
-    say: Say, *, is_quick: bool = False, layouts: Sequence[Layout] = LAYOUTS,
-) -> None:  # fmt: skip
-    """Fills the folder; profiles and runs that are there already stay, so an interrupted run goes on.
+    folder: Folder,
+    asked: str | None,
+    seconds: float,
+    seed: int,
+    command: str,
+    say: Say,
+    *,
+    is_quick: bool = False,
+) -> None:
+    """Fills the folder.
 
     Raises:
         ConfigError, ModelError, TransferError, ServerFault: as profiles and stands do.
@@ -43,43 +56,58 @@ def measure_all(
     tokenizer.no_truncation()
     tokenizer.no_padding()
     num_cores = len(usable_cores())
-    facts = Facts(
-        model=model.name, asked=asked, seconds=seconds, seed=seed, num_cores=num_cores, cpu=processor().name,
-        started_at=datetime.now(UTC).isoformat(timespec="seconds"), command=command,
-    )  # fmt: skip
-    folder.save_facts(facts)
-    for threads in sorted({layout.threads(num_cores) for layout in LAYOUTS}):
-        if not folder.has_profile(threads):
-            say(f"profile of a worker with {threads} thread{'' if threads == 1 else 's'}")
-            settings = ProfileSettings(
-                model.path, model.name, asked, tokenizer, threads=threads, is_quick=is_quick
+    with ExitStack() as stack:
+        profilings = [
+            stack.enter_context(
+                Profiling(
+                    ProfileSettings(
+                        model.path, model.name, asked, tokenizer, threads=threads, is_quick=is_quick
+                    ),
+                    say,
+                )
             )
-            folder.save_profile(measure(settings, say))
-    max_model_len = ModelConfig.from_dir(model.path).max_positions
-    common = () if asked is None else (asked,)
-    with Stand(Hardware(common, KV_TOKENS, BLOCK_SIZE), folder.path) as stand:
-        for layout in layouts:
-            _measure_layout(
-                folder, layout, loads_of(folder, facts), tokenizer, max_model_len, stand, seed, say
+            for threads in sorted({layout.threads(num_cores) for layout in LAYOUTS})
+        ]
+        for profiling in profilings:
+            profiling.measure_around()
+        yardstick = Yardstick.of(FittedTimes(profilings[0].profile()))
+        folder.save_facts(
+            Facts(
+                model=model.name, asked=asked, seconds=seconds, seed=seed, prompt_token_s=yardstick.prompt_token_s,
+                stream_token_s=yardstick.stream_token_s, num_cores=num_cores, cpu=processor().name,
+                started_at=datetime.now(UTC).isoformat(timespec="seconds"), command=command,
             )
+        )  # fmt: skip
+        loads = make_loads(yardstick, seconds, seed)
+        max_model_len = ModelConfig.from_dir(model.path).max_positions
+        hardware = Hardware(() if asked is None else (asked,), KV_TOKENS, BLOCK_SIZE)
+        with Stand(hardware, folder.path) as stand:
+            _measure_runs(folder, loads, tokenizer, max_model_len, stand, profilings, seed, say)
+        for profiling in profilings:
+            folder.save_profile(profiling.profile())
 
 
-def _measure_layout(
-    folder: Folder, layout: Layout, loads: Sequence[Load], tokenizer: tokenizers.Tokenizer, max_model_len: int,
-    stand: Stand, seed: int, say: Say,
+def _measure_runs(
+    folder: Folder, loads: list[Load], tokenizer: tokenizers.Tokenizer, max_model_len: int, stand: Stand,
+    profilings: list[Profiling], seed: int, say: Say,
 ) -> None:  # fmt: skip
-    arm = layout.arm(max_model_len)
-    missing = [load for load in loads if not folder.has_run(layout.name, load.name)]
-    for number, load in enumerate(missing):
-        requests = planned(load, tokenizer, seed)
-        if not number:
-            warm = warm_up_requests(requests, PromptAs.TEXT, tokenizer, _WARM_UPS, seed)
-            at_s = offsets(constant_gap, [1.0] * len(warm), random.Random(seed))
-            timed = [
-                msgspec.structs.replace(request, at_s=at) for request, at in zip(warm, at_s, strict=True)
-            ]
-            stand.load(arm, timed, "warm-up")
-        say(f"{layout.name}, {load.name}: {len(requests)} requests at {load.rate_per_s:.2f} per second")
-        trial = stand.load(arm, requests, load.name.replace(", ", "-").replace(" ", "-"))
-        folder.save_run(layout.name, load.name, trial.run)
-    stand.stop([arm.name])
+    arms = {layout.name: layout.arm(max_model_len) for layout in LAYOUTS}
+    requests = {load.name: planned(load, tokenizer, seed) for load in loads}
+    for arm in arms.values():
+        say(f"starting {arm.name}")
+        warm = warm_up_requests(requests[loads[0].name], PromptAs.TEXT, tokenizer, _WARM_UPS, seed)
+        stand.load(arm, [msgspec.structs.replace(each, at_s=0.0) for each in warm], "warm-up")
+    shuffle = random.Random(seed)
+    for repetition in range(REPETITIONS):
+        order = [(layout, load) for layout in LAYOUTS for load in loads]
+        shuffle.shuffle(order)
+        for number, (layout, load) in enumerate(order):
+            for profiling in profilings:
+                profiling.measure_steps(SLICE_S / len(profilings))
+            say(
+                f"repetition {repetition + 1}, {number + 1} of {len(order)}: {layout.name}, {load.name}: "
+                f"{len(load.shapes)} requests at {load.rate_per_s:.2f} per second"
+            )
+            slot = f"{load.name}-{repetition}".replace(", ", "-").replace(" ", "-")
+            trial = stand.load(arms[layout.name], requests[load.name], slot)
+            folder.save_run(layout.name, load.name, repetition, trial.run)

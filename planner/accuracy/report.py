@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from twinpool.bench.serving.record import Run
 from twinpool.planner.accuracy.comparing import (
@@ -31,9 +32,10 @@ def measured_section(
     lines = [
         BEGIN,
         f"{facts.model} on {facts.num_cores} cores of {facts.cpu}, {facts.started_at[:10]}: {len(runs)} runs, "
-        f"{num_requests:,} requests, loads of about {facts.seconds:g} s each, seed {facts.seed}. Others used at most "
-        f"{max((each.get('others_share', 0.0) for each in noise), default=0.0):.1%} of the cores during a run, the "
-        f"machine below at most {max((each.get('stolen_share', 0.0) for each in noise), default=0.0):.1%}.",
+        f"{num_requests:,} requests, loads of about {facts.seconds:g} s each, seed {facts.seed}. Beside server and "
+        f"load generator, programs of this machine used at most {_most(noise, 'others_share'):.1%} of the cores during "
+        f"a run; the machine below it took at most {_most(noise, 'stolen_share'):.1%}. What one core read from memory "
+        f"right before a run: {_pace(noise)}.",
         "",
         f"Median error {found.median:.1%} (target {MEDIAN_TARGET:.0%}), worst {found.worst:.1%} (target "
         f"{WORST_TARGET:.0%}): {verdict}.",
@@ -60,3 +62,12 @@ def renewed(document: str, section: str) -> str:
     if not found:
         return document.rstrip("\n") + "\n\n" + section + "\n"
     return before + section + rest.partition(END)[2]
+
+
+def _most(noise: Sequence[dict[str, Any]], name: str) -> float:
+    return max((float(each.get(name, 0.0)) for each in noise), default=0.0)
+
+
+def _pace(noise: Sequence[dict[str, Any]]) -> str:
+    found = sorted(each["pace"]["memory_gbps"] for each in noise if "pace" in each)
+    return f"{found[0]:.1f} to {found[-1]:.1f} GB/s" if found else "not known"

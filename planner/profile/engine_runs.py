@@ -12,10 +12,10 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
+import psutil
 
 from twinpool.bench.engine.floors import Piece
 from twinpool.errors import ModelError
@@ -30,7 +30,8 @@ SHORT_S = 0.1
 """A step that is shorter runs `BURST` times in a row, after one that does not count: as its caches are in a server,
 where steps of one kind follow each other."""
 BURST = 2
-LEAST_ROUNDS = 2
+FARTHEST = 3.0
+"""Times its median: a repetition that took longer tells of something else."""
 Say = Callable[[str], None]
 
 
@@ -70,6 +71,14 @@ class Engine:
     def load(self) -> None:
         """Waits until it is ready. Raises ModelError: it could not load; its own words are in the message."""
         self.facts = msgspec.convert(self._heard(LONGEST_LOAD_S), Facts)
+
+    def cpu_s(self) -> float:
+        """Seconds of CPU that it has used; 0 if it has ended."""
+        try:
+            times = psutil.Process(self._process.pid).cpu_times()
+        except psutil.NoSuchProcess:
+            return 0.0
+        return float(times.user + times.system)
 
     def seconds(self, pieces: Sequence[Piece], times: int) -> list[float]:
         """Runs a step so many times in a row. Raises ModelError: it failed."""
@@ -135,69 +144,76 @@ def engine(settings: WorkerSettings, name: str) -> Iterator[Engine]:
         process.communicate()
 
 
-@dataclass(slots=True)
-class Measured:
-    """All durations of a case so far."""
+class Sampler:
+    """Runs the cases of a plan in turns, for as long as it is told, and keeps all durations: what the machine does
+    meanwhile touches all of them alike, and measuring can go on later.
 
-    case: Case
-    num_busy: int
-    seconds: list[float] = field(default_factory=list)
+    `engine_of` gives each case's engine, `other_than` the one beside it (None: there is no second one, and busy cases
+    are left out).
+    """
 
-    def sample(self) -> StepSample:
-        """What is kept."""
-        return StepSample(
-            part=self.case.part.value,
-            name=self.case.name,
-            shape=tuple(self.case.shape),
-            num_busy=self.num_busy,
-            seconds=statistics.median(self.seconds),
-            spread=spread(self.seconds),
-            num_runs=len(self.seconds),
-            is_held_out=self.case.is_held_out,
-        )
+    def __init__(
+        self,
+        plan: StepPlan,
+        engine_of: Callable[[Case], Engine],
+        other_than: Callable[[Engine], Engine] | None,
+    ) -> None:
+        self._plan = plan
+        self._engine_of = engine_of
+        self._other_than = other_than
+        self._seconds: dict[tuple[Case, int], list[float]] = {(case, 0): [] for case in plan.alone}
+        if other_than is not None:
+            self._seconds |= {(case, 1): [] for case in plan.busy}
+        self._turn = 0
 
+    @property
+    def num_rounds(self) -> float:
+        """How often all cases had their turn."""
+        return self._turn / len(self._seconds)
 
-def measure_alone(plan: StepPlan, engine_of: Callable[[Case], Engine], say: Say) -> list[StepSample]:
-    """Every case alone, in rounds: what the machine does meanwhile then touches all of them alike. `engine_of` gives
-    each case's engine."""
-    measured = [Measured(case, 0) for case in plan.alone]
-    for number in _rounds(plan.rounds, plan.most_s):
-        say(f"steps alone: {len(measured)} shapes, round {number + 1} of at most {plan.rounds}")
-        for each in measured:
-            each.seconds += _run(engine_of(each.case), each)
-    return [each.sample() for each in measured]
+    def go_on(self, seconds: float, least_rounds: int = 0, say: Say = lambda _: None) -> None:
+        """Goes on where it was, for about so long, and until there were so many rounds. Raises ModelError."""
+        cases = list(self._seconds)
+        until = time.monotonic() + seconds
+        while time.monotonic() < until or self._turn < least_rounds * len(cases):
+            place = self._turn % len(cases)
+            if not place:
+                say(f"steps of the engine: {len(cases)} shapes, round {self._turn // len(cases) + 1}")
+            case, num_busy = cases[place]
+            self._seconds[case, num_busy] += self._run(case, num_busy)
+            self._turn += 1
 
+    def samples(self) -> list[StepSample]:
+        """What was found so far, of cases that had a turn."""
+        return [_sample(case, num_busy, each) for (case, num_busy), each in self._seconds.items() if each]
 
-def measure_busy(
-    plan: StepPlan, engine_of: Callable[[Case], Engine], other_than: Callable[[Engine], Engine], say: Say
-) -> list[StepSample]:
-    """The busy cases beside a neighbour, in rounds."""
-    measured = [Measured(case, 1) for case in plan.busy]
-    for number in _rounds(plan.busy_rounds, plan.busy_most_s):
-        say(
-            f"steps beside a neighbour: {len(measured)} shapes, round {number + 1} of at most {plan.busy_rounds}"
-        )
-        for each in measured:
-            mine = engine_of(each.case)
-            with other_than(mine).looping(plan.beside(each.case).pieces):
-                each.seconds += _run(mine, each)
-    return [each.sample() for each in measured]
-
-
-def _rounds(most: int, most_s: float) -> Iterator[int]:
-    started = time.monotonic()
-    for number in range(most):
-        if number >= LEAST_ROUNDS and time.monotonic() - started > most_s:
-            return
-        yield number
+    def _run(self, case: Case, num_busy: int) -> list[float]:
+        engine, before = self._engine_of(case), self._seconds[case, num_busy]
+        times = 1 if before and before[0] > SHORT_S else 1 + BURST
+        if not num_busy or self._other_than is None:
+            return engine.seconds(case.pieces, times)[-BURST:]
+        with self._other_than(engine).looping(self._plan.beside(case).pieces):
+            return engine.seconds(case.pieces, times)[-BURST:]
 
 
-def _run(engine: Engine, measured: Measured) -> list[float]:
-    pieces, before = measured.case.pieces, measured.seconds
-    if before and before[0] > SHORT_S:
-        return engine.seconds(pieces, 1)
-    _, *counted = engine.seconds(pieces, 1 + (BURST if before else 1))
-    return counted
+def _sample(case: Case, num_busy: int, seconds: Sequence[float]) -> StepSample:
+    return StepSample(
+        part=case.part.value,
+        name=case.name,
+        shape=tuple(case.shape),
+        num_busy=num_busy,
+        seconds=statistics.fmean(_within_reason(seconds)),
+        spread=spread(seconds),
+        num_runs=len(seconds),
+        each_s=tuple(seconds),
+        is_held_out=case.is_held_out,
+    )
+
+
+def _within_reason(seconds: Sequence[float]) -> list[float]:
+    """Without those that are so far from the middle that something else has interrupted them."""
+    middle = statistics.median(seconds)
+    return [each for each in seconds if each <= FARTHEST * middle]
 
 
 def _listed(pieces: Sequence[Piece]) -> list[tuple[int, int, bool]]:

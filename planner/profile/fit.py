@@ -20,21 +20,30 @@ from twinpool.planner.profile.saved import (
     StepSample,
     TransferFit,
     TransferSample,
+    Unsteadiness,
 )
 from twinpool.planner.profile.step_model import StepModel
 from twinpool.planner.step_shape import StepShape
 
+_REWEIGHTINGS = 4
 FAR_OFF_MEDIAN, FAR_OFF_P90, FAR_OFF_WORST = 0.1, 0.25, 0.5
 """Residuals beyond one of these make a fit one that must not be trusted unsaid."""
+LEAST_PROMPT = 32
+"""Tokens of prompts from which on a step is one of arithmetic more than of reading weights."""
+NUM_FACTORS = 40
 
 
 def fit_steps(samples: Sequence[StepSample], row_knots: Sequence[int]) -> StepFit:
     """The model of steps that ran alone. `row_knots` rise from 1; samples that are held out are not used."""
     used = [sample for sample in samples if not sample.is_held_out and not sample.num_busy]
-    shapes = [StepShape(*sample.shape) for sample in used]
     seconds = np.array([sample.seconds for sample in used])
-    columns = np.array([_columns(shape, row_knots) for shape in shapes])
-    found = nnls(columns / seconds[:, None], np.ones(len(used)))
+    columns = np.array([_columns(StepShape(*sample.shape), row_knots) for sample in used])
+    # Errors relative to what was measured would count what is too fast by chance the most; so, then, relative to what
+    # is predicted.
+    scale, found = seconds, np.zeros(columns.shape[1])
+    for _ in range(_REWEIGHTINGS):
+        found = nnls(columns / scale[:, None], seconds / scale)
+        scale = np.maximum(columns @ found, seconds.min() / 10)
     rises, rest = found[: len(row_knots)], found[len(row_knots) :]
     return StepFit(
         row_knots=tuple(row_knots),
@@ -82,6 +91,24 @@ def fit_slow_down(fit: StepFit, samples: Sequence[StepSample]) -> SlowDown | Non
         extra.append(1 - base_s / sample.seconds)
     found = nnls(np.array(rows), np.array(extra))
     return SlowDown(*map(float, found))
+
+
+def unsteadiness_of(samples: Sequence[StepSample]) -> Unsteadiness:
+    """How far single steps alone were from the middle of their shape: what of it the machine does, not the model."""
+    found: dict[bool, list[float]] = {False: [], True: []}
+    for sample in samples:
+        if not sample.num_busy and sample.seconds > 0:
+            has_prompt = StepShape(*sample.shape).prompt_tokens >= LEAST_PROMPT
+            found[has_prompt] += [each / sample.seconds for each in sample.each_s]
+    return Unsteadiness(decode=_factors(found[False]), prompt=_factors(found[True]))
+
+
+def _factors(ratios: Sequence[float]) -> tuple[float, ...]:
+    """As many equally likely ones as are told, with a mean of 1."""
+    if not ratios:
+        return (1.0,)
+    ordered = np.quantile(ratios, (np.arange(NUM_FACTORS) + 0.5) / NUM_FACTORS, method="inverted_cdf")
+    return tuple((ordered / ordered.mean()).tolist())
 
 
 def fit_transfers(samples: Sequence[TransferSample]) -> tuple[TransferFit, ...]:

@@ -2,36 +2,44 @@
 
 from __future__ import annotations
 
-import resource
 import statistics
 import tempfile
+import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from types import TracebackType
+from typing import Self
 
 import msgspec
 import tokenizers
 
 from twinpool import __version__
 from twinpool.bench.comparison.arms import Arm
-from twinpool.bench.comparison.noise import OTHERS_SHARE, STOLEN_SHARE, NoiseMeter
+from twinpool.bench.comparison.noise import OTHERS_SHARE, STOLEN_SHARE
 from twinpool.coordinator.launch import share_cores, usable_cores
 from twinpool.engine.model_config import ModelConfig
 from twinpool.errors import TransferError
 from twinpool.kv_transfer import shm_pool
 from twinpool.planner.profile import served, transfer_runs
-from twinpool.planner.profile.cases import BLOCK_SIZE, Case, Part, StepPlan, full_plan, quick_plan
+from twinpool.planner.profile.cases import BLOCK_SIZE, Part, full_plan, quick_plan
 from twinpool.planner.profile.engine_runs import (
     Engine,
     Facts,
+    Sampler,
     WorkerSettings,
     engine,
-    measure_alone,
-    measure_busy,
 )
-from twinpool.planner.profile.fit import far_off, fit_slow_down, fit_steps, fit_transfers, residuals_of
+from twinpool.planner.profile.fit import (
+    far_off,
+    fit_slow_down,
+    fit_steps,
+    fit_transfers,
+    residuals_of,
+    unsteadiness_of,
+)
 from twinpool.planner.profile.fitted_times import FittedTimes
 from twinpool.planner.profile.saved import (
     Measurements,
@@ -42,12 +50,13 @@ from twinpool.planner.profile.saved import (
     TransferFit,
     TransferSample,
 )
+from twinpool.planner.profile.watching import Watch
 from twinpool.planner.step_shape import StepShape
 from twinpool.planner.times.service_times import Overheads
 
 Say = Callable[[str], None]
 NOISY_SPREAD = 0.15
-"""Repetitions that lie further apart, at the median over all shapes, say that something else was running."""
+"""Repetitions that lie further apart, at the median over all shapes, say that the machine does something else, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,95 +110,136 @@ def measure(settings: ProfileSettings, say: Say) -> Profile:
         ModelError: the model cannot be read or run.
         TransferError, ServerFault, NoServer, OverheadsNotMeasured: a part failed; the message says which.
     """
-    meter, before_s = NoiseMeter(), _own_cpu_s()
-    longest = ModelConfig.from_dir(settings.directory).max_positions
-    plan = (quick_plan if settings.is_quick else full_plan)(longest)
-    places = Places.of(settings.device, settings.threads)
-    facts, steps = _steps(settings, plan, places, say)
-    transfers: list[TransferSample] = []
-    skipped: dict[str, str] = {}
-    if places.has_two:
-        say("transfers of KV between two processes")
-        transfers, skipped = _transfers(settings, facts, places)
-    say("fitting the engine's steps")
-    fit = fit_steps(steps, plan.row_knots)
-    profile = Profile(
-        model=settings.model,
-        dtype=facts.dtype,
-        weights=settings.weights,
-        threads=settings.threads,
-        block_size=facts.block_size,
-        kv_token_bytes=facts.kv_token_bytes,
-        max_model_len=facts.max_model_len,
-        machine=facts.machine,
-        measured_at=datetime.now(UTC).isoformat(timespec="seconds"),
-        version=__version__,
-        is_quick=settings.is_quick,
-        steps=fit,
-        slow_down=fit_slow_down(fit, steps),
-        served=ServedSteps(),
-        transfers=fit_transfers(transfers),
-        overheads=Overheads(),
-        residuals=(),
-        measurements=Measurements(tuple(steps), tuple(transfers), (), Noise(0, 0, 0, 0)),
-    )
-    found = _served(settings, profile, places, say)
-    seen = meter.stop(_own_cpu_s() - before_s)
-    noise = Noise(
-        seen.others_share,
-        seen.stolen_share,
-        seen.load_average,
-        statistics.median(sample.spread for sample in steps),
-    )
-    residuals = residuals_of(
-        steps,
-        transfers,
-        _predicts(FittedTimes(profile)),
-        _moves({fit.transport: fit for fit in profile.transfers}),
-    )
-    return msgspec.structs.replace(
-        profile,
-        served=found.steps,
-        overheads=found.overheads,
-        residuals=residuals,
-        measurements=Measurements(tuple(steps), tuple(transfers), found.samples, noise),
-        warnings=(*far_off(residuals), *_noise_words(noise), *_skipped_words(skipped)),
-    )
+    with Profiling(settings, say) as profiling:
+        profiling.measure_steps()
+        profiling.measure_around()
+        return profiling.profile()
 
 
-def _steps(
-    settings: ProfileSettings, plan: StepPlan, places: Places, say: Say
-) -> tuple[Facts, list[StepSample]]:
-    """On two workers where there are cores for them: prompts on the one, decode on the other, each with its pool as
-    a server's prefill and decode workers have theirs."""
+class Profiling:
+    """One profile under way: its workers' engines, loaded, which run and end within this context.
 
-    def worker(cores: tuple[int, ...], *, is_shared: bool) -> WorkerSettings:
-        return WorkerSettings(
-            directory=str(settings.directory), dtype=settings.dtype, weights=settings.weights, device=settings.device,
-            threads=settings.threads, cores=cores, pool_tokens=plan.pool_tokens,
-            most_decodes=max(len(case.lengths) for case in plan.alone),
-            is_pool_shared=is_shared,
-        )  # fmt: skip
+    Steps can be measured in slices, with other things between them; what is around them is measured once, after some
+    steps. All methods raise as `measure`.
+    """
 
-    say(f"loading {settings.model}{' twice' if places.has_two else ''}")
-    with ExitStack() as stack:
-        prompts = stack.enter_context(engine(worker(places.prompts, is_shared=False), "the measured worker"))
-        decode = prompts
+    def __init__(self, settings: ProfileSettings, say: Say) -> None:
+        self._settings = settings
+        self._say = say
+        longest = ModelConfig.from_dir(settings.directory).max_positions
+        self._plan = (quick_plan if settings.is_quick else full_plan)(longest)
+        self._places = Places.of(settings.device, settings.threads)
+        self._stack = ExitStack()
+        self._transfers: list[TransferSample] = []
+        self._skipped: dict[str, str] = {}
+        self._served: served.Served | None = None
+        self._engines: list[Engine] = []
+        self._watch = Watch(self._own_cpu_s)
+        self._sampler: Sampler
+        self._facts: Facts
+
+    def __enter__(self) -> Self:
+        with ExitStack() as stack:
+            self._load(stack)
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.close()
+
+    def _load(self, stack: ExitStack) -> None:
+        """One worker, or two where there are cores for them: prompts on the one, decode on the other, each with its
+        pool as a server's prefill and decode workers have theirs."""
+        settings, places = self._settings, self._places
+
+        def worker(cores: tuple[int, ...], name: str, *, is_shared: bool) -> Engine:
+            wanted = WorkerSettings(
+                directory=str(settings.directory), dtype=settings.dtype, weights=settings.weights,
+                device=settings.device, threads=settings.threads, cores=cores, pool_tokens=self._plan.pool_tokens,
+                most_decodes=max(len(case.lengths) for case in self._plan.alone), is_pool_shared=is_shared,
+            )  # fmt: skip
+            self._engines.append(stack.enter_context(engine(wanted, name)))
+            return self._engines[-1]
+
+        self._say(f"loading {settings.model}{' twice' if places.has_two else ''}")
+        prompts = decode = worker(places.prompts, "the measured worker", is_shared=False)
         if places.has_two:
             is_shared = shm_pool.why_unavailable() is None
-            decode = stack.enter_context(
-                engine(worker(places.decode, is_shared=is_shared), "the second worker")
-            )
+            decode = worker(places.decode, "the second worker", is_shared=is_shared)
             decode.load()
         prompts.load()
+        self._facts = prompts.facts
+        self._sampler = Sampler(
+            self._plan,
+            lambda case: decode if case.part is Part.DECODE else prompts,
+            (lambda mine: prompts if mine is decode else decode) if places.has_two else None,
+        )
 
-        def engine_of(case: Case) -> Engine:
-            return decode if case.part is Part.DECODE else prompts
+    def measure_steps(self, seconds: float | None = None) -> None:
+        """For as long as the plan wants, or for so many seconds."""
+        with self._watch.watching():
+            if seconds is None:
+                self._sampler.go_on(self._plan.most_s, self._plan.least_rounds, self._say)
+            else:
+                self._sampler.go_on(seconds)
 
-        samples = measure_alone(plan, engine_of, say)
-        if places.has_two:
-            samples += measure_busy(plan, engine_of, lambda mine: prompts if mine is decode else decode, say)
-        return prompts.facts, samples
+    def measure_around(self) -> None:
+        """Transfers, and what a server adds; every shape must have run once."""
+        self._sampler.go_on(0.0, 1, self._say)
+        if self._places.has_two:
+            self._say("transfers of KV between two processes")
+            self._transfers, self._skipped = _transfers(self._settings, self._facts, self._places)
+        self._served = _served(self._settings, self._profile(), self._places, self._say)
+
+    def profile(self) -> Profile:
+        """What all that was measured says."""
+        noise = self._watch.noise(statistics.median(sample.spread for sample in self._sampler.samples()))
+        profile = self._profile()
+        warnings = (*far_off(profile.residuals), *_noise_words(noise), *_skipped_words(self._skipped))
+        measurements = msgspec.structs.replace(profile.measurements, noise=noise)
+        return msgspec.structs.replace(profile, measurements=measurements, warnings=warnings)
+
+    def _own_cpu_s(self) -> float:
+        return time.process_time() + sum(each.cpu_s() for each in self._engines)
+
+    def _profile(self) -> Profile:
+        """As it is by now, without a word on noise."""
+        settings, facts = self._settings, self._facts
+        steps, found = self._sampler.samples(), self._served
+        fit = fit_steps(steps, self._plan.row_knots)
+        alone = Profile(
+            model=settings.model,
+            dtype=facts.dtype,
+            weights=settings.weights,
+            threads=settings.threads,
+            block_size=facts.block_size,
+            kv_token_bytes=facts.kv_token_bytes,
+            max_model_len=facts.max_model_len,
+            machine=facts.machine,
+            measured_at=datetime.now(UTC).isoformat(timespec="seconds"),
+            version=__version__,
+            is_quick=settings.is_quick,
+            steps=fit,
+            slow_down=fit_slow_down(fit, steps),
+            served=ServedSteps(),
+            transfers=fit_transfers(self._transfers),
+            overheads=Overheads() if found is None else found.overheads,
+            unsteadiness=unsteadiness_of(steps),
+            residuals=(),
+            measurements=Measurements(
+                tuple(steps),
+                tuple(self._transfers),
+                () if found is None else found.samples,
+                Noise(0, 0, 0, 0),
+            ),
+        )
+        moves = {each.transport: each for each in alone.transfers}
+        residuals = residuals_of(steps, self._transfers, _predicts(FittedTimes(alone)), _moves(moves))
+        return msgspec.structs.replace(
+            alone, residuals=residuals, served=ServedSteps() if found is None else found.steps
+        )
 
 
 def _transfers(
@@ -251,15 +301,12 @@ def _noise_words(noise: Noise) -> list[str]:
     if noise.stolen_share > STOLEN_SHARE:
         words.append(f"other machines on this host took {noise.stolen_share:.0%} of the cores meanwhile")
     if noise.spread > NOISY_SPREAD:
-        words.append(f"repetitions of a step lie {noise.spread:.0%} apart: the machine was not quiet")
+        words.append(
+            f"repetitions of a step lie {noise.spread:.0%} apart: the machine is not steady, and single runs will be "
+            "as far from predictions"
+        )
     return words
 
 
 def _skipped_words(skipped: dict[str, str]) -> list[str]:
     return [f"transfers by {transport} were not measured: {reason}" for transport, reason in skipped.items()]
-
-
-def _own_cpu_s() -> float:
-    """Of this process and of all that it has started and that has ended."""
-    used = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-    return sum(each.ru_utime + each.ru_stime for each in used)

@@ -76,8 +76,9 @@ class Residuals(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class StepSample(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One measured shape of a step: `shape` as the numbers of a `StepShape`, the median of its repetitions, and their
-    spread (middle half ÷ median). `num_busy` other workers computed meanwhile. The fit has not seen what `is_held_out`.
+    """One measured shape of a step: `shape` as the numbers of a `StepShape`, the mean of its repetitions, and their
+    spread (middle half ÷ median). `num_busy` other workers computed meanwhile. `each_s` are the repetitions, in order.
+    The fit has not seen what `is_held_out`.
     """
 
     part: str
@@ -88,6 +89,7 @@ class StepSample(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     spread: float
     num_runs: int
     is_held_out: bool = False
+    each_s: tuple[float, ...] = ()
 
 
 class TransferSample(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -107,6 +109,14 @@ class ServedSample(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     seconds: float
     spread: float
     num_runs: int
+
+
+class Unsteadiness(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How unsteady the machine is: equally likely factors by which a step took longer or shorter than the model says,
+    with a mean of 1 each. `decode` of steps without, `prompt` of steps with many tokens of prompts."""
+
+    decode: tuple[float, ...] = (1.0,)
+    prompt: tuple[float, ...] = (1.0,)
 
 
 class Noise(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -153,6 +163,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     served: ServedSteps
     transfers: tuple[TransferFit, ...]
     overheads: Overheads
+    unsteadiness: Unsteadiness
     residuals: tuple[Residuals, ...]
     measurements: Measurements
     warnings: tuple[str, ...] = ()

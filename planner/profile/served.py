@@ -52,7 +52,7 @@ FULL, QUICK = Sizes(12, (1, 4, 8, 16, 32)), Sizes(5, (1, 8))
 @dataclass(frozen=True, slots=True)
 class Streamed:
     """Streams that began together: `steps` of the worker that decodes took `step_s` together, by its own clock;
-    `others_cpu_s` of CPU were used by all but the workers."""
+    `others_cpu_s` of CPU were used meanwhile by all but the workers."""
 
     run: Run
     steps: float
@@ -62,11 +62,13 @@ class Streamed:
 
 @dataclass(frozen=True, slots=True)
 class ServedRuns:
-    """What was sent and what came of it. `streams` by their number."""
+    """What was sent and what came of it. `streams` by their number. A short request took `request_cpu_s` of CPU of all
+    but the workers."""
 
     short: Run
     long: Run
     streams: dict[int, Streamed]
+    request_cpu_s: float
 
 
 def run_loads(
@@ -100,25 +102,30 @@ def run_loads(
 
     with Stand(Hardware(common, KV_TOKENS, block_size), folder) as stand:
 
-        def load(requests: Sequence[PlannedRequest], slot: str) -> Run:
+        def load(requests: Sequence[PlannedRequest], slot: str) -> tuple[Run, float]:
             say(f"through a server ({arm.name}): {slot}")
-            return _checked(stand.load(arm, requests, slot.replace(" ", "-")).run)
+            before_s = stand.coordinator_cpu_s(arm)
+            run = _checked(stand.load(arm, requests, slot.replace(" ", "-")).run)
+            senders_s = sum(sender.cpu_share for sender in run.senders) * run.duration_s
+            return run, stand.coordinator_cpu_s(arm) - before_s + senders_s
 
         def stream(count: int) -> Streamed:
             before = stand.counts(arm)
-            run = load(burst(count, STREAM_OUTPUT, 10 + count), f"{count} streams")
+            run, cpu_s = load(burst(count, STREAM_OUTPUT, 10 + count), f"{count} streams")
             after = stand.counts(arm)
             steps, step_s = (
-                after.samples.total(name, role=role) - before.samples.total(name, role=role)
+                after.total(name, role=role) - before.total(name, role=role)
                 for name in ("steps_total", "step_seconds_total")
             )
-            coordinator_s = after.cpu_s["coordinator"] - before.cpu_s["coordinator"]
-            senders_s = sum(sender.cpu_share for sender in run.senders) * run.duration_s
-            return Streamed(run, steps, step_s, coordinator_s + senders_s)
+            return Streamed(run, steps, step_s, cpu_s)
 
         load(burst(2, 4, 1), "a first load that does not count")
-        short, long_run = load(alone(SHORT_PROMPT, 2), "short prompts"), load(alone(long, 3), "long prompts")
-        return ServedRuns(short, long_run, {count: stream(count) for count in sizes.streams})
+        (short, cpu_s), (long_run, _) = (
+            load(alone(SHORT_PROMPT, 2), "short prompts"),
+            load(alone(long, 3), "long prompts"),
+        )
+        streams = {count: stream(count) for count in sizes.streams}
+        return ServedRuns(short, long_run, streams, cpu_s / sizes.singles)
 
 
 def _checked(run: Run) -> Run:
@@ -153,7 +160,7 @@ def served_of(runs: ServedRuns, last_layer_s: Callable[[int], float] | None, *, 
         samples.append(ServedSample(name, statistics.median(values), spread(values), len(values)))
         return samples[-1].seconds
 
-    steps = _steps(runs.streams, middle, shares_cores=shares_cores)
+    steps = _steps(runs, middle, shares_cores=shares_cores)
     short, long = list(runs.short.requests), list(runs.long.requests)
     short_front_s = middle("before the queue, short prompt", [_front_s(record) for record in short])
     long_front_s = middle("before the queue, long prompt", [_front_s(record) for record in long])
@@ -180,21 +187,20 @@ def served_of(runs: ServedRuns, last_layer_s: Callable[[int], float] | None, *, 
 
 
 def _steps(
-    streams: dict[int, Streamed], middle: Callable[[str, Sequence[float]], float], *, shares_cores: bool
+    runs: ServedRuns, middle: Callable[[str, Sequence[float]], float], *, shares_cores: bool
 ) -> ServedSteps:
     """From one step to the next and for each stream, as a line through the streams' numbers; and what delivering a
     token takes of the cores."""
     between = {
         count: middle(f"between two steps of {count} streams", [_between_s(each)])
-        for count, each in streams.items()
+        for count, each in runs.streams.items()
     }
     columns = np.array([[1.0, float(count)] for count in between])
     step_s, sequence_s = nnls(columns, np.array([max(0.0, seconds) for seconds in between.values()])).tolist()
-    most = streams[max(streams)]
+    most = runs.streams[max(runs.streams)]
     num_tokens = sum(record.output_tokens for record in most.run.requests)
-    token_cpu_s = middle(
-        "CPU of coordinator and load generator for a token", [most.others_cpu_s / num_tokens]
-    )
+    tokens_cpu_s = max(0.0, most.others_cpu_s - runs.request_cpu_s * len(most.run.requests))
+    token_cpu_s = middle("CPU of coordinator and load generator for a token", [tokens_cpu_s / num_tokens])
     if shares_cores:
         return ServedSteps(step_s, sequence_s + token_cpu_s, 0.0)
     # While a neighbour computes, too, half of that work falls to each of the two.

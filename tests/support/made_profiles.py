@@ -16,6 +16,7 @@ from twinpool.planner.profile.saved import (
     StepFit,
     StepSample,
     TransferFit,
+    Unsteadiness,
 )
 from twinpool.planner.profile.step_model import StepModel
 from twinpool.planner.times.service_times import Overheads
@@ -89,6 +90,7 @@ def made_profile(fit: StepFit | None = None) -> Profile:
         served=ServedSteps(1e-4, 2e-5, 3e-5),
         transfers=(TransferFit("shm", 2e-4, 1.1e-10), TransferFit("tcp", 5e-4, 9e-10)),
         overheads=Overheads(0.002, 1e-6, 3e-4, 8e-4, 1e-3),
+        unsteadiness=Unsteadiness((0.9, 1.0, 1.1), (0.95, 1.05)),
         residuals=(Residuals("decode", 26, 0.01, 0.02, 0.03, -0.001, "4 sequences of 64"),),
         measurements=Measurements(tuple(samples), (), (), Noise(0.01, 0.0, 0.4, 0.02)),
         warnings=("it is made up",),

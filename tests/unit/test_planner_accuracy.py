@@ -16,20 +16,24 @@ from twinpool.planner.accuracy.__main__ import EXIT_SETTING, main
 from twinpool.planner.accuracy.comparing import TOLD, Compared, compare, errors_of, summary, table
 from twinpool.planner.accuracy.folder import Facts, Folder
 from twinpool.planner.accuracy.layouts import LAYOUTS
-from twinpool.planner.accuracy.loads import SHARES, WORKLOADS, make_loads
+from twinpool.planner.accuracy.loads import SHARES, WORKLOADS, Yardstick, make_loads
 from twinpool.planner.accuracy.report import BEGIN, END, measured_section, renewed
 from twinpool.planner.profile.fitted_times import FittedTimes
 from twinpool.planner.simulator.driver import simulate
 
 TIMES = FittedTimes(made_profile())
 KV = KVLayout(30, 3, 64, 16, Dtype.BFLOAT16)
-FACTS = Facts("made-up", None, 5.0, 1, 2, "A processor", "2026-01-02T03:04:05+00:00", "python")
+YARDSTICK = Yardstick.of(TIMES)
+FACTS = Facts(
+    "made-up", None, 5.0, 1, YARDSTICK.prompt_token_s, YARDSTICK.stream_token_s, 2, "A processor",
+    "2026-01-02T03:04:05+00:00", "python",
+)  # fmt: skip
 
 
 def test_loads_are_the_same_whenever_they_are_made_and_their_rates_share_the_machine() -> None:
-    loads = make_loads(TIMES, 10.0, 1)
-    assert loads == make_loads(TIMES, 10.0, 1)
-    assert loads != make_loads(TIMES, 10.0, 2)
+    loads = make_loads(YARDSTICK, 10.0, 1)
+    assert loads == make_loads(YARDSTICK, 10.0, 1)
+    assert loads != make_loads(YARDSTICK, 10.0, 2)
     assert len(loads) == len(WORKLOADS) * len(SHARES)
     for low, high in zip(loads[::2], loads[1::2], strict=True):
         assert high.rate_per_s / low.rate_per_s == pytest.approx(SHARES["high"] / SHARES["low"])
@@ -39,20 +43,20 @@ def test_loads_are_the_same_whenever_they_are_made_and_their_rates_share_the_mac
 
 
 def test_a_long_prompt_among_chats_shares_nothing_with_them() -> None:
-    (load,) = [load for load in make_loads(TIMES, 30.0, 1) if load.name == "long prompt, high"]
+    (load,) = [load for load in make_loads(YARDSTICK, 30.0, 1) if load.name == "long prompt, high"]
     keys = [piece.key for shape in load.shapes for piece in shape.pieces]
     assert len(set(keys)) == len(keys)
     assert max(shape.input_tokens for shape in load.shapes) == 1024
 
 
 def test_each_layout_simulates_a_load_to_its_end_and_agrees_with_itself() -> None:
-    load = make_loads(TIMES, 2.0, 1)[0]
+    load = make_loads(YARDSTICK, 2.0, 1)[0]
     for layout in LAYOUTS:
         deployment = layout.deployment(TIMES, KV, 8192)
         run = simulate(deployment, load.shapes).as_run()
-        found = compare(layout.name, load.name, load.slo, run, run)
+        found = compare(layout.name, load.name, load.slo, [run], [run, run])
         assert [each.figure for each in found] == list(TOLD)
-        assert all(each.error == 0 for each in found)
+        assert all(each.error == each.repeat_error == 0 for each in found)
         assert all(math.isfinite(each.measured) for each in found)
 
 
@@ -66,8 +70,8 @@ def test_a_server_of_a_layout_has_the_memory_and_chunks_that_are_simulated() -> 
         assert layout.threads(2) == (1 if len(deployment.pools) == 2 else 2)
 
 
-def compared(predicted: float, measured: float) -> Compared:
-    return Compared("1P1D", "chat, low", "p50 TTFT", predicted, measured)
+def compared(predicted: float, *runs: float) -> Compared:
+    return Compared("1P1D", "chat, low", "p50 TTFT", predicted, runs)
 
 
 def test_errors_are_relative_to_what_was_measured() -> None:
@@ -77,18 +81,20 @@ def test_errors_are_relative_to_what_was_measured() -> None:
     found = errors_of([compared(1.1, 1.0), compared(0.8, 1.0), compared(1.0, 1.0)])
     assert (found.median, found.worst, found.num) == (pytest.approx(0.1), pytest.approx(0.2), 3)
     assert found.worst_one == compared(0.8, 1.0)
+    twice = compared(1.0, 1.2, 0.8)
+    assert (twice.error, twice.repeat_error) == pytest.approx((0.0, 0.5))
 
 
 def test_tables_tell_both_values_and_the_error() -> None:
-    found = [Compared("1P1D", "chat, low", name, 0.11, 0.1) for name in TOLD]
+    found = [Compared("1P1D", "chat, low", name, 0.11, (0.1, 0.1)) for name in TOLD]
     assert "| 1P1D | chat, low | 110.0 / 100.0 (+10%) |" in table(found)[2]
     assert summary(found)[-1].startswith("| all | 5 | 10.0% |")
 
 
 def test_a_document_keeps_what_people_wrote_and_renews_what_was_measured() -> None:
-    found = [Compared("1P1D", "chat, low", name, 0.11, 0.1) for name in TOLD]
+    found = [Compared("1P1D", "chat, low", name, 0.11, (0.1, 0.1)) for name in TOLD]
     run = Run(started_at="", duration_s=1.0, requests=(), senders=(), settings={})
-    section = measured_section(FACTS, make_loads(TIMES, 2.0, 1), [run], found)
+    section = measured_section(FACTS, make_loads(YARDSTICK, 2.0, 1), [run], found)
     first = renewed("# Title\n\nWords.\n", section)
     assert first.startswith("# Title\n\nWords.\n")
     assert renewed(first + "More.\n", section) == first + "More.\n"
@@ -103,15 +109,11 @@ def test_a_folder_gives_back_what_was_put_in_and_says_what_it_lacks(tmp_path: Pa
     folder.save_facts(FACTS)
     folder.save_profile(made_profile())
     run = Run(started_at="now", duration_s=1.0, requests=(), senders=(), settings={"arm": "1P1D"})
-    folder.save_run("1P1D", "chat, low", run)
-    assert (folder.facts(), folder.profile(1), folder.run("1P1D", "chat, low")) == (
-        FACTS,
-        made_profile(),
-        run,
-    )
-    assert folder.has_profile(1)
-    assert not folder.has_profile(2)
-    assert not folder.has_run("1P1D", "chat, high")
+    folder.save_run("1P1D", "chat, low", 0, run)
+    folder.save_run("1P1D", "chat, low", 1, run)
+    assert (folder.facts(), folder.profile(1)) == (FACTS, made_profile())
+    assert folder.runs("1P1D", "chat, low") == [run, run]
+    assert folder.runs("1P1D", "chat, high") == []
 
 
 def test_the_program_says_what_it_lacks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

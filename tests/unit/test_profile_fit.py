@@ -7,12 +7,20 @@ import numpy as np
 import pytest
 from support.made_profiles import PLAN, TRUE_FIT, TRUE_SLOW_DOWN, made_profile, sampled, true_s
 
-from twinpool.planner.profile.cases import Case, Part, full_plan, quick_plan
-from twinpool.planner.profile.fit import far_off, fit_slow_down, fit_steps, fit_transfers, residuals_of
+from twinpool.planner.profile.cases import ROW_KNOTS, Case, Part, full_plan, quick_plan
+from twinpool.planner.profile.fit import (
+    far_off,
+    fit_slow_down,
+    fit_steps,
+    fit_transfers,
+    residuals_of,
+    unsteadiness_of,
+)
 from twinpool.planner.profile.fitted_times import FittedTimes
 from twinpool.planner.profile.nnls import nnls
 from twinpool.planner.profile.saved import Residuals, StepFit, TransferSample
 from twinpool.planner.profile.step_model import StepModel
+from twinpool.planner.profile.unsteady import UnsteadyTimes
 from twinpool.planner.step_shape import StepShape, of_chunk, of_sequences, together
 
 COEFFICIENTS = [name for name in StepFit.__struct_fields__ if name not in ("row_knots", "rows_s")]
@@ -135,9 +143,36 @@ def test_a_step_between_measured_batches_lies_between_them_and_one_beyond_goes_o
     assert products_s(2 * last) - products_s(last) == pytest.approx(4e-4 * last, rel=0.01)
 
 
+def test_how_unsteady_steps_are_is_told_as_factors_with_a_mean_of_one() -> None:
+    decode, *_, prompt = sampled(PLAN.alone)[:1] + [s for s in sampled(PLAN.alone) if s.part == Part.PROMPT]
+    unsteady = [
+        msgspec.structs.replace(decode, each_s=tuple(decode.seconds * f for f in (0.8, 0.8, 0.8, 1.6))),
+        msgspec.structs.replace(prompt, each_s=(prompt.seconds,) * 4),
+    ]
+    found = unsteadiness_of(unsteady)
+    assert np.mean(found.decode) == pytest.approx(1)
+    assert found.decode[0] == pytest.approx(0.8, rel=0.02)
+    assert found.decode[-1] == pytest.approx(1.6, rel=0.02)
+    assert set(found.prompt) == {1.0}
+    assert unsteadiness_of([]).decode == (1.0,)
+
+
+def test_unsteady_times_have_the_mean_of_the_steady_ones_and_are_the_same_each_time() -> None:
+    steady = FittedTimes(made_profile())
+    unsteady, other = UnsteadyTimes(steady, 1), UnsteadyTimes(steady, 2)
+    shapes = [of_sequences([100 + n] * 4) for n in range(2000)]
+    ratios = [unsteady.step_s(shape) / steady.step_s(shape) for shape in shapes]
+    assert np.mean(ratios) == pytest.approx(1, rel=0.01)
+    assert {round(ratio, 6) for ratio in ratios} == {0.9, 1.0, 1.1}
+    assert ratios == [UnsteadyTimes(steady, 1).step_s(shape) / steady.step_s(shape) for shape in shapes]
+    assert ratios != [other.step_s(shape) / steady.step_s(shape) for shape in shapes]
+    assert unsteady.transfer_s(1000) == steady.transfer_s(1000)
+    assert unsteady.overheads == steady.overheads
+
+
 def test_plans_hold_only_what_the_context_holds_and_always_the_parts() -> None:
     for plan in (full_plan(8192), quick_plan(8192), full_plan(2048), quick_plan(300)):
-        assert plan.row_knots[0] == 1
+        assert plan.row_knots == tuple(rows for rows in ROW_KNOTS if rows <= plan.row_knots[-1])
         assert {case.part for case in plan.alone} >= {Part.DECODE, Part.PROMPT, Part.MIXED}
     assert all(case.longest <= 300 for case in quick_plan(300).alone)
 

@@ -20,7 +20,7 @@ from twinpool.planner.profile.served import ServedRuns, Streamed, served_of
 
 BETWEEN_S, SEQUENCE_S, TOKEN_CPU_S = 1e-4, 2e-5, 9e-5
 REQUEST_S, TOKEN_S, CONTROL_S, DELIVER_S, HANDOFF_S, LAST_LAYER_S = 2e-3, 1e-6, 3e-4, 2e-4, 1e-3, 4e-4
-PREFILL_S, DECODE_STEP_S = 0.05, 0.03
+PREFILL_S, DECODE_STEP_S, REQUEST_CPU_S = 0.05, 0.03, 5e-3
 
 
 def record(
@@ -67,11 +67,13 @@ def streams(count: int, *, is_split: bool = True, between_s: float = BETWEEN_S) 
     beside = [Stage("transfer", 0.0, 0.4)] if is_split else []
     steps = num_tokens - skipped
     run = run_of([record(index, 8, chunks, [], beside) for index in range(count)])
-    return Streamed(run, steps, steps * DECODE_STEP_S, TOKEN_CPU_S * num_tokens * count)
+    return Streamed(
+        run, steps, steps * DECODE_STEP_S, TOKEN_CPU_S * num_tokens * count + REQUEST_CPU_S * count
+    )
 
 
 def test_overheads_are_told_apart() -> None:
-    runs = ServedRuns(*singles(), {count: streams(count) for count in (1, 4, 16)})
+    runs = ServedRuns(*singles(), {count: streams(count) for count in (1, 4, 16)}, REQUEST_CPU_S)
     found = served_of(runs, lambda _: LAST_LAYER_S, shares_cores=False)
     assert msgspec.structs.astuple(found.steps) == pytest.approx((BETWEEN_S, SEQUENCE_S, TOKEN_CPU_S / 2))
     over = found.overheads
@@ -84,7 +86,9 @@ def test_overheads_are_told_apart() -> None:
 
 
 def test_a_worker_on_all_cores_is_delayed_by_what_delivers_its_tokens_and_hands_nothing_over() -> None:
-    runs = ServedRuns(*singles(is_split=False), {count: streams(count, is_split=False) for count in (1, 8)})
+    runs = ServedRuns(
+        *singles(is_split=False), {count: streams(count, is_split=False) for count in (1, 8)}, REQUEST_CPU_S
+    )
     found = served_of(runs, None, shares_cores=True)
     assert found.overheads.handoff_s == 0
     assert msgspec.structs.astuple(found.steps) == pytest.approx((BETWEEN_S, SEQUENCE_S + TOKEN_CPU_S, 0.0))
@@ -92,6 +96,6 @@ def test_a_worker_on_all_cores_is_delayed_by_what_delivers_its_tokens_and_hands_
 
 def test_steps_between_which_nothing_passes_add_nothing() -> None:
     """Clocks and noise can make it less than nothing; no overhead is negative for that."""
-    runs = ServedRuns(*singles(), {4: streams(4, between_s=-0.01)})
+    runs = ServedRuns(*singles(), {4: streams(4, between_s=-0.01)}, REQUEST_CPU_S)
     found = served_of(runs, lambda _: LAST_LAYER_S, shares_cores=False)
     assert (found.steps.step_s, found.steps.sequence_s) == (0.0, 0.0)
