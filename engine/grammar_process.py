@@ -1,6 +1,7 @@
 """The process that compiles grammars before anybody relies on them, and that is lost to those that are too much.
 
-It reads a line of JSON with what a `Compiler` takes, then one for each grammar, and writes a line for each: `Verdict`s.
+It reads a line of JSON with what a `Compiler` takes, or the `file` with its tokenizer; then one for each grammar, and
+writes a line for each: `Verdict`s.
 A grammar that takes more than `CPU_LIMIT_S`, or that is nested so deeply that it overflows a small stack, ends it.
 """
 
@@ -12,6 +13,7 @@ import resource
 import signal
 import sys
 import threading
+from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 import setproctitle
@@ -48,6 +50,23 @@ def judge(compiler: Compiler, grammar: Grammar) -> Verdict:
     return Verdict(plain.kind, plain.source, "")
 
 
+def made_of(setup: dict[str, Any]) -> Compiler:
+    """The compiler that the first line asks for.
+
+    Raises:
+        ModelError: this tokenizer cannot be used, or not read any more.
+    """
+    if (file := setup.pop("file", None)) is not None:
+        try:
+            written = json.loads(Path(file).read_text(encoding="utf-8"))
+        except (OSError, ValueError) as exc:
+            raise ModelError(f"{file} cannot be read any more: {exc}") from exc
+        # Both would change what the grammar leaves no choice about.
+        written |= {"truncation": None, "padding": None}
+        setup["tokenizer"] = json.dumps(written, ensure_ascii=False)
+    return Compiler(**setup)
+
+
 def main() -> None:
     """Runs until nothing more comes."""
     setproctitle.setproctitle("twinpool grammars")
@@ -57,7 +76,7 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     lines, answers = sys.stdin.buffer, sys.stdout.buffer
     try:
-        compiler = Compiler(**json.loads(lines.readline()))
+        compiler = made_of(json.loads(lines.readline()))
     except ModelError as exc:
         _write(answers, Verdict("", "", str(exc)))
         return

@@ -40,8 +40,9 @@ class Tokenizer:
     `eos_token_ids` are the tokens that end an answer by the model's own files, `special_token_ids` those that
     plain text leaves out. `added_token_ids` are those with a text of their own (special or not), by that text.
     `chat_template` is None if the model has none; `tool_template`, for conversations with tools, is the same unless the
-    model has another. `vocab_size` counts all tokens including added ones. With
-    `has_byte_fallback` a character outside the vocabulary is a run of byte tokens like ``<0xE2>``.
+    model has another. `vocab_size` counts all tokens including added ones. `file` is the tokenizer.json that it was
+    read from, if it was. With `has_byte_fallback` a character outside the vocabulary is a run of byte tokens like
+    ``<0xE2>``.
     """
 
     def __init__(
@@ -50,8 +51,10 @@ class Tokenizer:
         eos_token_ids: tuple[int, ...],
         chat_template: ChatTemplate | None,
         tool_template: ChatTemplate | None = None,
+        file: Path | None = None,
     ) -> None:
         self.backend = backend
+        self.file = file
         self.eos_token_ids = eos_token_ids
         self.vocab_size: int = backend.get_vocab_size(with_added_tokens=True)
         added = backend.get_added_tokens_decoder()
@@ -91,7 +94,7 @@ class Tokenizer:
             and (eos := backend.token_to_id(special_tokens.get("eos_token", ""))) is not None
         ):
             eos_token_ids = (eos,)
-        return cls(backend, eos_token_ids, templates.get(_DEFAULT), templates.get(_FOR_TOOLS))
+        return cls(backend, eos_token_ids, templates.get(_DEFAULT), templates.get(_FOR_TOOLS), file.resolve())
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of `text`; special tokens written out in it count as such.

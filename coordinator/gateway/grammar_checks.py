@@ -154,8 +154,10 @@ class _Process:
         assert self._process.stdout is not None
         self._stdin: IO[bytes] = self._process.stdin
         self._stdout: IO[bytes] = self._process.stdout
+        # To write it out takes as long as some tokens, in which no other thread runs.
+        file = tokenizer.file
         setup = {
-            "tokenizer": tokenizer.backend.to_str(),
+            **({"tokenizer": tokenizer.backend.to_str()} if file is None else {"file": str(file)}),
             "num_tokens": tokenizer.vocab_size,
             "eos_token_ids": tokenizer.eos_token_ids,
         }

@@ -6,9 +6,12 @@ import asyncio
 import gc
 import json
 from collections.abc import Iterator
+from pathlib import Path
 
 import psutil
 import pytest
+import tokenizers
+from support.default_model import default_model_dir
 from support.gateway import tiny_tokenizer
 from support.made_tokenizers import byte_level
 from support.server import wait_for
@@ -16,6 +19,8 @@ from support.server import wait_for
 from twinpool.coordinator.gateway import grammar_checks
 from twinpool.coordinator.gateway.grammar_checks import GrammarChecks
 from twinpool.coordinator.gateway.structured import Constraint
+from twinpool.engine.grammar_process import made_of
+from twinpool.engine.grammars import Compiler
 from twinpool.engine.tokenizer import Tokenizer
 from twinpool.errors import InvalidRequest, QueueFull, RequestFailed
 from twinpool.request import Grammar, GrammarKind
@@ -163,6 +168,36 @@ async def test_whoever_drops_them_ends_their_process() -> None:
     assert len(processes()) == len(before) + 1
     del checks
     wait_for("the process ends", lambda: not gc.collect() and processes() == before)
+
+
+async def test_the_process_reads_the_models_own_file(tmp_path: Path) -> None:
+    """As it is there: a tokenizer that cuts its texts, or fills them up, does not do so in a grammar."""
+    tiny = tiny_tokenizer()
+    file = tmp_path / "tokenizer.json"
+    backend = tokenizers.Tokenizer.from_str(tiny.backend.to_str())
+    backend.enable_truncation(1)
+    backend.enable_padding(length=9)
+    backend.save(str(file))
+    checks = GrammarChecks(Tokenizer(tiny.backend, tiny.eos_token_ids, None, file=file))
+    assert await checks.checked(Constraint(FINE, "guided_json")) == FINE
+    checks.close()
+    made = made_of({"file": str(file), "num_tokens": tiny.vocab_size, "eos_token_ids": tiny.eos_token_ids})
+    own = Compiler(tiny.backend.to_str(), tiny.vocab_size, tiny.eos_token_ids)
+    spelt = Grammar(GrammarKind.REGEX, "the quick brown fox")
+    assert made.compile(spelt).mask().tolist() == own.compile(spelt).mask().tolist()
+
+
+async def test_a_file_that_is_gone_since_the_start_is_named(tmp_path: Path) -> None:
+    tiny = tiny_tokenizer()
+    checks = GrammarChecks(Tokenizer(tiny.backend, tiny.eos_token_ids, None, file=tmp_path / "gone.json"))
+    assert "gone.json cannot be read any more" in await refusal(checks, FINE)
+    checks.close()
+
+
+def test_a_tokenizer_knows_the_file_that_it_was_read_from() -> None:
+    assert tiny_tokenizer().file is None
+    model = default_model_dir()
+    assert Tokenizer.from_dir(model).file == (model / "tokenizer.json").resolve()
 
 
 async def test_a_model_without_an_end_is_told_of_each_time_and_started_for_once() -> None:
