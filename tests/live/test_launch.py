@@ -17,9 +17,10 @@ SPEC = WorkerSpec("decode-0", Role.DECODE, (), 1, ())
 
 
 class Scripted(Launcher):
-    """A launcher whose workers are processes that exit with `status` at once, or cannot be started (None)."""
+    """A launcher whose workers are processes that exit with `status` after `seconds`, or cannot be started (None)."""
 
-    def __init__(self, status: int | None) -> None:
+    def __init__(self, status: int | None, seconds: float = 0.0) -> None:
+        self._seconds = seconds
         self.exits: list[str] = []
         self.num_starts = 0
         self.has_started = asyncio.Event()
@@ -41,7 +42,7 @@ class Scripted(Launcher):
         self.arguments.append(spec.arguments)
         if self._status is None:
             raise OSError(24, "Too many open files")
-        code = f"import os; os._exit({self._status})"
+        code = f"import os, time; time.sleep({self._seconds}); os._exit({self._status})"
         return await asyncio.create_subprocess_exec(sys.executable, "-S", "-c", code)
 
 
@@ -109,6 +110,25 @@ async def test_a_launcher_that_fails_says_so(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(Scripted, "_exited", broken)
     _, reason = await outcome(EXIT_FAILED)
     assert reason == "its launcher failed: RuntimeError('no room for a report')"
+
+
+async def test_a_retired_worker_ends_and_its_name_is_free() -> None:
+    launcher = Scripted(0, seconds=60.0)
+    launcher.start([SPEC])
+    try:
+        async with asyncio.timeout(DEADLINE_S):
+            await launcher.has_started.wait()
+            launcher.assign(SPEC.worker_id, Role.PREFILL)
+            retired = launcher.retire(SPEC.worker_id)
+            assert retired is not None
+            assert (retired.role, launcher.kept()) == (Role.PREFILL, [])
+            assert launcher.retire(SPEC.worker_id) is None
+            await asyncio.gather(*(running.task for running in launcher._running.values() if running.task))
+        assert (launcher.num_starts, launcher.exits) == (1, ["killed by SIGTERM"])
+        assert launcher.names() == frozenset()
+        assert not launcher.given_up.done()
+    finally:
+        await launcher.stop(0.0, told=())
 
 
 @pytest.mark.parametrize(

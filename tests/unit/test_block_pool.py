@@ -230,3 +230,35 @@ def test_hashes_are_the_same_in_every_process() -> None:
     chain = PrefixChain(4, "salt")
     chain.extend(range(9))
     assert printed == {f"{[digest.hex() for digest in chain.digests]}\n"}
+
+
+def test_a_pool_inherits_what_its_predecessor_could_find_in_the_order_of_its_use() -> None:
+    past, pool = BlockPool(4, SIZE), BlockPool(4, SIZE)
+    old, new = list(range(8)), list(range(50, 58))
+    fill_and_release(past, old)
+    fill_and_release(past, new)
+    kept = past.cached_block_ids
+    pool.inherit(past)
+    pool.check()
+    assert (pool.num_free, pool.cached_block_ids) == (0, kept)
+    assert pool.count_cached(chain_of(old).digests) == pool.count_cached(chain_of(new).digests) == 2
+    table = reserve(pool, 2, chain_of(new))
+    assert table.num_cached == 2
+    reserve(pool, 1)
+    assert pool.count_cached(chain_of(old).digests) == 1
+
+
+def test_only_a_pool_that_nobody_reads_or_writes_is_inherited_and_by_a_fresh_one_of_its_size() -> None:
+    used = BlockPool(4, SIZE)
+    table = reserve(used, 1)
+    for past, pool in (
+        (used, BlockPool(4, SIZE)),
+        (BlockPool(4, SIZE), used),
+        (BlockPool(4, SIZE), BlockPool(5, SIZE)),
+        (BlockPool(4, SIZE), BlockPool(4, 2 * SIZE)),
+    ):
+        with pytest.raises(InvariantViolation):
+            pool.inherit(past)
+    used.quarantine(table, 0, 1)
+    with pytest.raises(InvariantViolation, match="1 in quarantine"):
+        BlockPool(4, SIZE).inherit(used)

@@ -239,3 +239,15 @@ assert torch.equal(rms_norm(torch.zeros(1, 4), torch.ones(4), 1.0), torch.zeros(
         [sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=100
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_a_pool_that_has_moved_holds_the_blocks_that_went_along(model_dir: Path) -> None:
+    stays, moves = load_runner(model_dir), load_runner(model_dir)
+    ids, blocks = tokens(21), [9, 4, 7]
+    for runner in (stays, moves):
+        runner.run(step(piece("a", ids[:20], 0, blocks)))
+    moves.move_pool(memoryview(bytearray(len(moves.memory) + 4096)), blocks)
+    assert len(moves.memory) == len(stays.memory)
+    assert not any(moves.memory[: moves.layout.block_bytes])
+    last = step(piece("a", ids[20:], 20, blocks))
+    assert torch.equal(stays.logits(last), moves.logits(last))

@@ -14,7 +14,8 @@ from twinpool.errors import ConfigError
 from twinpool.kv_transfer.connector import LocalEnd
 from twinpool.kv_transfer.probe import PROBE_BYTES
 from twinpool.prefill_pool.core import PrefillCore
-from twinpool.worker.main import load_runner, require_graphs, require_kv_host, worker_parts
+from twinpool.worker.main import load_runner, require_graphs, require_kv_host, why_fixed, worker_parts
+from twinpool.worker.process import arguments_anew
 
 NUM_BLOCKS = 40
 SCHEDULER = SchedulerConfig()
@@ -82,3 +83,26 @@ def test_a_model_that_can_have_no_graphs_is_refused_in_strict_mode_only() -> Non
         ConfigError, match="--strict: this model runs through transformers; with --enforce-eager"
     ):
         require_graphs(strict, "this model runs through transformers")
+
+
+def test_a_worker_knows_why_it_cannot_take_another_role() -> None:
+    config = WorkerConfig(
+        role=Role.PREFILL,
+        link=LinkConfig("tcp://10.0.0.1:7000", "worker-0", TEST_TOKEN),
+        engine=EngineConfig("/nowhere"),
+        scheduler=SCHEDULER,
+        transfer=TransferConfig(),
+    )
+    assert "its --kv-host is 127.0.0.1" in why_fixed(config)
+    assert why_fixed(replace(config, transfer=TransferConfig(host="10.0.0.2"))) == ""
+    assert why_fixed(replace(config, link=LinkConfig("tcp://127.0.0.1:7", "worker-0", TEST_TOKEN))) == ""
+    assert why_fixed(replace(config, role=Role.DECODE)) == ""
+    assert "does both already" in why_fixed(replace(config, role=Role.COLOCATED))
+    assert "--hybrid" in why_fixed(replace(config, role=Role.DECODE, scheduler=SchedulerConfig(hybrid=True)))
+
+
+def test_a_process_that_starts_anew_has_the_role_that_it_had_last_and_its_name() -> None:
+    first = ["-m", "twinpool", "worker", "--role=decode", "--threads", "2"]
+    again = arguments_anew(first, "prefill", "w")
+    assert again == [*first, "--role", "prefill", "--id", "w"]
+    assert arguments_anew(again, "decode", "w") == [*first, "--role", "decode", "--id", "w"]

@@ -14,11 +14,12 @@ from support.join_token import TEST_TOKEN
 from twinpool.channel import RouterChannel
 from twinpool.config import LinkConfig, Role, TransportName
 from twinpool.engine.batch import StepBatch, StepOutput
-from twinpool.errors import InvariantViolation, StepStuck, StrangerRefused, WorkerDenied
+from twinpool.engine.block_pool import BlockPool
+from twinpool.errors import InvariantViolation, NotAMember, StepStuck, StrangerRefused, WorkerDenied
 from twinpool.join_token import JoinToken
 from twinpool.kv_transfer.connector import BlockRange, KVRegion, LocalEnd
 from twinpool.layout import Dtype, KVLayout
-from twinpool.messages import Dropped, DropReason, PeerInfo, Register, Reserve, WorkerStats
+from twinpool.messages import Dropped, DropReason, PeerInfo, Register, Reserve, TakeRole, WorkerStats
 from twinpool.metrics import Counters, WorkerMetric
 from twinpool.request import Job, RequestKey
 from twinpool.worker.core import (
@@ -35,7 +36,8 @@ from twinpool.worker.core import (
 )
 from twinpool.worker.links import LinkSettings, LocalPool
 from twinpool.worker.outgoing import OutgoingLinks
-from twinpool.worker.shell import WorkerParts, WorkerShell
+from twinpool.worker.parts import WorkerParts
+from twinpool.worker.shell import WorkerShell
 from twinpool.worker.step_thread import Grammars, Runner
 
 LAYOUT = KVLayout(num_layers=2, num_kv_heads=1, head_dim=8, block_size=8, dtype=Dtype.FLOAT32)
@@ -47,6 +49,8 @@ class Core:
 
     def __init__(self, error: Exception | None = None) -> None:
         self.counters = Counters()
+        self.pool = BlockPool(NUM_BLOCKS, LAYOUT.block_size)
+        self.num_quarantined = 0
         self.events: list[Event] = []
         self.news: asyncio.Queue[Event] = asyncio.Queue()
         self.plan: StepPlan | None = None
@@ -71,7 +75,7 @@ class Core:
         return commands
 
     def stats(self) -> WorkerStats:
-        return WorkerStats(NUM_BLOCKS, 0, 0, 0, 0, 0, 0, 0, {})
+        return WorkerStats(NUM_BLOCKS, 0, 0, self.num_quarantined, 0, 0, 0, 0, {})
 
     def check(self) -> None:
         raise NotImplementedError
@@ -309,3 +313,41 @@ async def test_what_a_transport_drops_is_counted_once_as_a_stale_fence() -> None
     await links.close()
     shell.stop("the test is over")
     assert await running == "the test is over"
+
+
+async def test_a_worker_leaves_for_another_role_when_its_last_block_is_free() -> None:
+    core = Core()
+    core.num_quarantined = 1
+    shell = shell_of(core)
+    running = asyncio.create_task(shell.run())
+    shell._from_coordinator("", TakeRole(Role.PREFILL))
+    async with asyncio.timeout(10):
+        await core.news.get()
+        assert not running.done()
+        core.num_quarantined = 0
+        assert await running == "becomes a prefill worker"
+    assert shell.next_role is Role.PREFILL
+
+
+async def test_a_worker_whose_blocks_stay_lent_starts_anew_in_the_other_role(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("twinpool.worker.shell.EMPTY_WITHIN_S", 0.05)
+    core = Core()
+    core.num_quarantined = 1
+    shell = shell_of(core)
+    shell._from_coordinator("", TakeRole(Role.PREFILL))
+    async with asyncio.timeout(10):
+        with pytest.raises(NotAMember, match="not all blocks of the decode role are free"):
+            await shell.run()
+    assert shell.next_role is Role.PREFILL
+
+
+@pytest.mark.parametrize("role", [Role.DECODE, Role.COLOCATED])
+async def test_a_role_that_makes_no_sense_is_junk(role: Role) -> None:
+    core = Core()
+    shell = shell_of(core)
+    shell._from_coordinator("", TakeRole(role))
+    assert core.counters[WorkerMetric.JUNK_MESSAGES] == 1
+    assert shell.next_role is None
+    await shell._close()

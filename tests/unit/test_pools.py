@@ -1,0 +1,337 @@
+"""What the coordinator's core does about wishes for its pools: who leaves, and what becomes of its requests."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from support.coordinator_core import CoreDriver, register
+
+from twinpool.config import Role
+from twinpool.coordinator.custody import HANDED_ON
+from twinpool.coordinator.events import (
+    Agree,
+    ChangeRole,
+    Command,
+    Decline,
+    Drain,
+    DrainWorker,
+    EndProcess,
+    Event,
+    FromWorker,
+    Reassign,
+    Retire,
+    SetPools,
+    StartWorker,
+    Tick,
+    WorkerLost,
+)
+from twinpool.coordinator.pool_plan import ChangeKind, PoolChange, Seat, changes_to
+from twinpool.errors import PoolRefused, UnknownWorker
+from twinpool.messages import Left, Prefill, Reserve, Stop, TakeRole
+from twinpool.metrics import CoordinatorMetric
+from twinpool.request import FinishReason
+
+P, D = Role.PREFILL, Role.DECODE
+ROLE, DRAIN, START = ChangeKind.ROLE, ChangeKind.DRAIN, ChangeKind.START
+
+
+def three(**settings: Any) -> CoreDriver:
+    """Prefill worker P, decode workers D and E, linked."""
+    driver = CoreDriver(**settings)
+    driver.pair()
+    driver.join("E", Role.DECODE)
+    driver.link("P", "E")
+    driver.sent.clear()
+    return driver
+
+
+def agreed(commands: list[Command]) -> tuple[PoolChange, ...]:
+    (answer,) = [command for command in commands if isinstance(command, Agree | Decline)]
+    assert isinstance(answer, Agree), answer
+    return answer.changes
+
+
+def declined(driver: CoreDriver, wish: Event) -> str:
+    """Why it is not done; nothing of it was begun."""
+    commands = driver.do(wish)
+    (answer,) = [command for command in commands if isinstance(command, Agree | Decline)]
+    assert isinstance(answer, Decline), answer
+    assert not any(isinstance(command, Reassign | Retire | StartWorker) for command in commands)
+    return answer.error.message
+
+
+def change(driver: CoreDriver, worker_id: str, role: Role, wait_s: float = 1.0) -> list[Command]:
+    return driver.do(ChangeRole("t", worker_id, role, wait_s))
+
+
+def generating(driver: CoreDriver, request_id: str = "r") -> str:
+    """A request that has been handed off and has two tokens; returns the decode worker that has it."""
+    driver.submit(request_id, max_tokens=8)
+    (reserved,) = [send for send in driver.sent if isinstance(send.message, Reserve)]
+    driver.report(request_id=request_id)
+    driver.token("P", 0, request_id=request_id)
+    driver.handoff(worker_id=reserved.worker_id, request_id=request_id)
+    driver.token(reserved.worker_id, 1, request_id=request_id)
+    driver.sent.clear()
+    return reserved.worker_id
+
+
+def takes_role(driver: CoreDriver, worker_id: str, role: Role) -> None:
+    """The worker's process does as it was told, and comes back in its new role."""
+    driver.say(worker_id, Left(f"becomes {role}"))
+    before = driver.incarnations[worker_id]
+    driver.join(worker_id, role, incarnation="again", succeeds=before)
+
+
+# ── a role ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_an_idle_worker_is_told_at_once_and_comes_back_with_its_cache() -> None:
+    driver = three()
+    driver.submit("r", num_prompt=100, max_tokens=1)
+    driver.token("P", 0, FinishReason.LENGTH)
+    driver.report()
+    index = driver.core._router._index
+    chain = index._holders.copy()
+    assert chain
+    commands = change(driver, "E", P)
+    assert agreed(commands) == (PoolChange(ROLE, P, "E"),)
+    assert Reassign("E", P) in commands
+    assert driver.sent_to("E") == [TakeRole(P)]
+    for holders in index._holders.values():
+        holders.add(driver.incarnations["E"])
+    takes_role(driver, "E", P)
+    assert all(driver.incarnations["E"] in holders for holders in index._holders.values())
+    assert {worker.worker_id for worker in driver.core.registry.of_role(P)} == {"P", "E"}
+    assert driver.count(CoordinatorMetric.ROLE_CHANGES, P) == 1
+    assert sum(driver.core.tally.counts(CoordinatorMetric.WORKERS_LOST).values()) == 0
+
+
+def test_who_leaves_gets_nothing_new_and_what_it_has_may_end() -> None:
+    driver = three()
+    leaver = generating(driver)
+    stayer = {"D": "E", "E": "D"}[leaver]
+    change(driver, leaver, P, wait_s=5.0)
+    for number in range(3):
+        driver.submit(f"new-{number}")
+    assert driver.sent_to(leaver) == []
+    assert [type(message) for message in driver.sent_to(stayer)] == [Reserve] * 3
+    driver.token(leaver, 2, FinishReason.STOP)
+    assert driver.sent_to(leaver) == [TakeRole(P)]
+    assert driver.tokens() == [1000, 1001, 1002]
+
+
+def test_what_has_not_ended_in_time_goes_on_elsewhere_and_is_charged_to_nobody() -> None:
+    driver = three(max_attempts=1, retry_budget=0)
+    leaver = generating(driver)
+    stayer = {"D": "E", "E": "D"}[leaver]
+    change(driver, leaver, P, wait_s=1.0)
+    driver.advance(0.9)
+    assert driver.sent_to(leaver) == []
+    driver.heartbeat("P", "D", "E")
+    driver.advance(0.2)
+    (prefill,) = [message for message in driver.sent_to("P") if isinstance(message, Prefill)]
+    assert prefill.job.token_ids[-2:] == (1000, 1001)
+    assert any(isinstance(message, Reserve) for message in driver.sent_to(stayer))
+    assert not any(isinstance(message, TakeRole) for message in driver.sent_to(leaver))
+    assert driver.answer_cancels() == 1
+    assert driver.sent_to(leaver) == [TakeRole(P)]
+    assert driver.count(CoordinatorMetric.ATTEMPTS_LOST, HANDED_ON) == 1
+    driver.token("P", 2, attempt=2)
+    driver.handoff(attempt=2, worker_id=stayer)
+    driver.token(stayer, 3, FinishReason.STOP, attempt=2)
+    assert driver.tokens() == [1000, 1001, 1002, 1003]
+    assert driver.finish() is FinishReason.STOP
+
+
+def test_a_prompt_under_way_is_handed_on_too() -> None:
+    driver = three()
+    driver.join("Q", P)
+    driver.link("Q", "D")
+    driver.link("Q", "E")
+    driver.submit()
+    (leaver,) = [send.worker_id for send in driver.sent if isinstance(send.message, Prefill)]
+    stayer = {"P": "Q", "Q": "P"}[leaver]
+    driver.sent.clear()
+    change(driver, leaver, D, wait_s=0.0)
+    assert [message.job.attempt for message in driver.sent_to(stayer) if isinstance(message, Prefill)] == [2]
+    assert driver.answer_cancels() == 2
+    assert driver.sent_to(leaver) == [TakeRole(D)]
+
+
+def test_a_register_that_overtakes_the_left_of_the_same_process_ends_no_process() -> None:
+    driver = three()
+    change(driver, "E", P)
+    before = driver.incarnations["E"]
+    driver.incarnations["E"] = "E-again"
+    offer = register("E", P, "E-again", succeeds=before)
+    commands = driver.do(FromWorker("E", "E-again", offer))
+    assert not any(isinstance(command, EndProcess) for command in commands)
+    assert driver.core.registry.get("E").role is P  # type: ignore[union-attr]
+
+
+def test_a_process_that_is_out_of_reach_because_it_changes_its_role_is_not_ended() -> None:
+    driver = three()
+    change(driver, "E", P)
+    commands = driver.do(WorkerLost("E", driver.incarnations["E"], "no message reaches it"))
+    assert not any(isinstance(command, EndProcess) for command in commands)
+
+
+def test_who_was_told_to_go_and_stays_counts_as_lost_in_the_end() -> None:
+    driver = three(heartbeat_s=0.1, lease_s=1.0)
+    change(driver, "E", P)
+    commands: list[Command] = []
+    for _ in range(45):
+        driver.heartbeat("P", "D", "E")
+        driver.now += 0.1
+        commands += driver.do(Tick())
+    assert [c.worker_id for c in commands if isinstance(c, EndProcess)] == ["E"]
+    assert driver.count(CoordinatorMetric.WORKERS_LOST, D) == 1
+
+
+def test_a_change_is_called_off_when_the_others_of_the_pool_are_lost() -> None:
+    driver = three()
+    leaver = generating(driver)
+    stayer = {"D": "E", "E": "D"}[leaver]
+    change(driver, leaver, P, wait_s=60.0)
+    driver.lose(stayer)
+    assert driver.core.registry.get(leaver).stays  # type: ignore[union-attr]
+    driver.submit("next")
+    assert any(isinstance(message, Reserve) for message in driver.sent_to(leaver))
+
+
+# ── a drain ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_drained_worker_is_told_to_stop_and_not_started_again() -> None:
+    driver = three()
+    commands = driver.do(DrainWorker("t", "E", 1.0))
+    assert agreed(commands) == (PoolChange(DRAIN, D, "E"),)
+    assert Retire("E") in commands
+    assert driver.sent_to("E") == [Stop()]
+    driver.say("E", Left("the coordinator said so"))
+    assert driver.count(CoordinatorMetric.WORKERS_DRAINED, D) == 1
+    assert driver.count(CoordinatorMetric.WORKERS_LOST, D) == 0
+
+
+def test_a_worker_that_dies_while_it_is_drained_is_not_started_again() -> None:
+    driver = three()
+    leaver = generating(driver)
+    assert Retire(leaver) not in driver.do(DrainWorker("t", leaver, 60.0))
+    assert Retire(leaver) in driver.do(WorkerLost(leaver, driver.incarnations[leaver], "killed"))
+
+
+# ── refusals ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_what_the_pools_cannot_be_is_refused_in_words() -> None:
+    driver = three()
+    assert "no worker 'X' has joined; those that have: D, E, P" in declined(driver, DrainWorker("t", "X", 0))
+    assert "P is the last prefill worker" in declined(driver, DrainWorker("t", "P", 0))
+    assert "P is the last prefill worker" in declined(driver, ChangeRole("t", "P", D, 0))
+    assert "cannot become colocated" in declined(driver, ChangeRole("t", "D", Role.COLOCATED, 0))
+    generating(driver)
+    assert agreed(change(driver, "D", D)) == ()
+    leaver = generating(driver, "s")
+    change(driver, leaver, P, wait_s=60.0)
+    assert agreed(change(driver, leaver, P)) == ()
+    assert f"{leaver} becomes a prefill worker already" in declined(driver, DrainWorker("t", leaver, 0))
+    driver.do(Drain())
+    assert "stopping" in declined(driver, SetPools("t", 1, 1, 0, {}))
+
+
+def test_an_unknown_worker_and_an_impossible_pool_are_errors_of_their_own() -> None:
+    assert (UnknownWorker("").status, PoolRefused("").status) == (404, 409)
+
+
+def test_a_worker_that_must_keep_its_role_says_why() -> None:
+    driver = three()
+    driver.join("H", D, fixed_role="a hybrid helps the other pool by itself")
+    assert "H stays a decode worker: a hybrid" in declined(driver, ChangeRole("t", "H", P, 0))
+    assert agreed(driver.do(DrainWorker("t", "H", 0.0)))
+
+
+def test_colocated_workers_are_no_two_pools() -> None:
+    driver = CoreDriver()
+    driver.join("C", Role.COLOCATED, fixed_role="a colocated worker does both already")
+    driver.join("K", Role.COLOCATED, fixed_role="a colocated worker does both already")
+    assert "C is colocated" in declined(driver, SetPools("t", 1, 1, 0, {}))
+    assert "does both" in declined(driver, ChangeRole("t", "C", P, 0))
+    assert agreed(driver.do(DrainWorker("t", "C", 0.0))) == (PoolChange(DRAIN, Role.COLOCATED, "C"),)
+    assert "K is the last colocated worker" in declined(driver, DrainWorker("t", "K", 0))
+
+
+# ── numbers ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_numbers_are_reached_by_roles_first_then_by_starts() -> None:
+    driver = three()
+    kept = {"P": P, "D": D, "E": D}
+    commands = driver.do(SetPools("t", 3, 1, 0.0, kept))
+    assert agreed(commands) == (PoolChange(ROLE, P, "D"), PoolChange(START, P))
+    assert StartWorker(P) in commands
+    assert driver.sent_to("D") == [TakeRole(P)]
+    takes_role(driver, "D", P)
+    kept = {"P": P, "D": P, "E": D, "prefill-1": P}
+    assert agreed(driver.do(SetPools("t", 3, 1, 0.0, kept))) == ()
+    commands = driver.do(SetPools("t", 2, None, 0.0, kept))
+    assert agreed(commands) == (PoolChange(DRAIN, P, "prefill-1"),)
+    assert Retire("prefill-1") in commands
+
+
+def test_where_nobody_can_start_workers_nothing_is_begun() -> None:
+    driver = three()
+    assert "run `twinpool worker`" in declined(
+        driver, SetPools("t", 3, 1, 0.0, {}, "run `twinpool worker` there")
+    )
+    assert agreed(driver.do(SetPools("t", 2, 1, 0.0, {}, "run `twinpool worker` there")))
+
+
+SETTLED = (Seat("p", P, (2, 9)), Seat("q", P, (1, 4)), Seat("d", D, (3, 1)), Seat("e", D, (0, 0)))
+
+
+@pytest.mark.parametrize(
+    ("wanted", "seats", "changes"),
+    [
+        ({P: 2, D: 2}, SETTLED, []),
+        ({P: 1, D: 3}, SETTLED, [PoolChange(ROLE, D, "q")]),
+        ({P: 3, D: 1}, SETTLED, [PoolChange(ROLE, P, "e")]),
+        ({P: 4, D: 1}, SETTLED, [PoolChange(ROLE, P, "e"), PoolChange(START, P)]),
+        ({P: 1, D: 2}, SETTLED, [PoolChange(DRAIN, P, "q")]),
+        ({P: 1, D: 1}, SETTLED, [PoolChange(DRAIN, P, "q"), PoolChange(DRAIN, D, "e")]),
+        ({P: 2, D: 3}, SETTLED, [PoolChange(START, D)]),
+        # One that comes is not waited for, and the only one that is there does not leave.
+        (
+            {P: 1, D: 2},
+            (Seat("p", P), Seat("new", P, is_settled=False), Seat("d", D)),
+            [PoolChange(START, D), PoolChange(DRAIN, P, "new")],
+        ),
+        # A hybrid keeps its role.
+        (
+            {P: 1, D: 2},
+            (Seat("p", P, may_change=False), Seat("q", P, may_change=False), Seat("d", D)),
+            [PoolChange(START, D), PoolChange(DRAIN, P, "p")],
+        ),
+    ],
+)
+def test_a_plan_moves_the_least_loaded_and_starts_or_drains_the_rest(
+    wanted: Mapping[Role, int], seats: tuple[Seat, ...], changes: list[PoolChange]
+) -> None:
+    found = changes_to(wanted, seats)
+    assert sorted(found, key=repr) == sorted(changes, key=repr)
+
+
+def test_who_comes_from_another_role_is_not_sent_away_meanwhile() -> None:
+    seats = (Seat("p", P), Seat("q", P, is_settled=False, is_changing=True), Seat("d", D))
+    assert changes_to({P: 2, D: 1}, seats) == []
+    with pytest.raises(PoolRefused, match="try again when they have come"):
+        changes_to(
+            {P: 1, D: 1},
+            (
+                Seat("q", P, is_settled=False, is_changing=True),
+                Seat("r", P, is_settled=False, is_changing=True),
+                Seat("d", D),
+            ),
+        )

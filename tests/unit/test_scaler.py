@@ -1,0 +1,69 @@
+"""Workers of this host that are started and ended while the server runs: their names, cores, devices, pools."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from twinpool.config import Role
+from twinpool.coordinator.launch import Launcher, WorkerSpec
+from twinpool.coordinator.scaler import HostScaler
+
+P, D = Role.PREFILL, Role.DECODE
+SPECS = (
+    WorkerSpec("prefill-0", P, (0,), 1, ("--model-dir=m", "--device=cuda:0")),
+    WorkerSpec("decode-0", D, (1,), 1, ("--model-dir=m", "--device=cuda:1", "--num-blocks=7")),
+)
+
+
+class Idle(Launcher):
+    """A launcher whose workers are no processes: each waits until it is cancelled."""
+
+    def __init__(self) -> None:
+        super().__init__("tcp://nowhere", lambda *_: None, lambda *_: None, {})
+
+    async def _spawn(self, spec: WorkerSpec) -> asyncio.subprocess.Process:  # noqa: ARG002
+        await asyncio.Event().wait()
+        raise AssertionError
+
+
+def scaler(launcher: Launcher, members: Sequence[str] = ()) -> HostScaler:
+    launcher.start(SPECS)
+    return HostScaler(launcher, SPECS, lambda: members, lambda: 40)
+
+
+async def test_one_more_is_like_the_others_with_a_name_and_a_pool_of_its_own() -> None:
+    launcher = Idle()
+    host = scaler(launcher, members=("decode-1", "decode-3"))
+    assert host.workers() == {"prefill-0": P, "decode-0": D}
+    assert [host.start(D), host.start(D)] == ["decode-2", "decode-4"]
+    first, second = launcher.kept()[2:]
+    assert (first.role, first.cores, first.threads) == (D, (), 1)
+    # Devices in turn, and the pool of those that are there already.
+    assert first.arguments == ("--model-dir=m", "--device=cuda:0", "--num-blocks=40")
+    assert second.arguments == ("--model-dir=m", "--device=cuda:1", "--num-blocks=40")
+    await launcher.stop(0.0, told=())
+
+
+async def test_one_that_comes_gets_the_place_of_one_that_has_gone() -> None:
+    launcher = Idle()
+    host = scaler(launcher)
+    host.stop("decode-0")
+    host.stop("decode-0")
+    host.stop("from-elsewhere")
+    assert host.workers() == {"prefill-0": P}
+    assert host.start(P) == "prefill-1"
+    assert host.start(P) == "prefill-2"
+    cores = [spec.cores for spec in launcher.kept()]
+    assert cores == [(0,), (1,), ()]
+    await launcher.stop(0.0, told=())
+
+
+async def test_a_role_that_was_changed_holds_for_the_next_start() -> None:
+    launcher = Idle()
+    host = scaler(launcher)
+    host.assign("decode-0", P)
+    host.assign("from-elsewhere", P)
+    assert host.workers() == {"prefill-0": P, "decode-0": P}
+    assert not launcher.keeps(D)
+    await launcher.stop(0.0, told=())
