@@ -86,7 +86,7 @@ def run(args: argparse.Namespace) -> int:
     )  # fmt: skip
     save_profile(profile, path)
     _show(profile)
-    print(f"written: {path}; use it as --times profile:{path}")
+    print(f"written: {path}; use it as --profile {path}")
     return EXIT_FAR_OFF if far_off(profile.residuals) else EXIT_GOOD
 
 
