@@ -46,7 +46,7 @@ class Sizes:
     streams: tuple[int, ...]
 
 
-FULL, QUICK = Sizes(12, (1, 4, 8, 16, 32)), Sizes(5, (1, 8))
+FULL, QUICK = Sizes(10, (1, 8, 32)), Sizes(5, (1, 8))
 
 
 @dataclass(frozen=True, slots=True)
