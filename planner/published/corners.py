@@ -31,6 +31,7 @@ _TIGHT_TTFT = Slo(ttft_s=0.25, tpot_s=0.2)
 _TIGHT_TPOT = Slo(ttft_s=4.0, tpot_s=0.016)
 _LOOSE = Slo(ttft_s=10.0, tpot_s=0.5)
 _BUDGETS = (512, 2_048, 8_192)
+_LLM_D_TTFT_S = 0.532
 
 
 def _worker(gpu: str, model: str, tp: int = 1, precision: Precision = Precision.BF16) -> Worker:
@@ -72,38 +73,53 @@ def _best_rates(load: Load, worker: Worker, slo: Slo) -> tuple[tuple[str, float]
 
 
 def llm_d(num_requests: int) -> Iterator[Result]:
-    """gpt-oss-120b at 45 requests/s: 8 prefill workers of one device and 2 decode workers of four, against the same 16
-    devices colocated. Answers of 250 tokens follow from the published means; prompts of 5,000 are the guide's."""
-    load = equal_load(5_000, 250, num_requests)
+    """gpt-oss-120b: 8 prefill workers of one device and 2 decode workers of four, against 4 colocated ones of four.
+
+    At the published 45 requests/s, and at the rate at which colocated workers have the published TTFT. Answers of 250
+    tokens follow from the published means; prompts of 5,000 tokens are the guide's.
+    """
+    load = equal_load(5_000, 250, 4 * num_requests)
     one, four = (_worker("h200", "gpt-oss-120b", tp, Precision.FP4) for tp in (1, 4))
-    before = load.run(colocated(16, one, load.longest), 45.0)
-    after = load.run(split((8, one), (2, four), load.longest), 45.0)
-    source, setting = "llm-d PD guide", "gpt-oss-120b, 45 req/s, 16 × H200 roofline"
-    why = "device, prompts and the colocated layout are not told: H200, 5,000 tokens, 16 × TP 1"
-    for name, published, values in (
-        ("TTFT", ("532 → 1,400 ms", True), (before.ttft_s, after.ttft_s)),
-        ("ITL", ("25 → 8 ms", False), (before.tpot_s, after.tpot_s)),
-        ("E2E", ("6,700 → 3,500 ms", False), (before.e2e_s, after.e2e_s)),
-    ):
-        means = [1e3 * float(np.mean(each)) for each in values]
-        yield Direction(source, setting, f"{name} mean {published[0]}", f"{means[0]:,.0f} → {means[1]:,.0f} ms",
-                        (means[1] > means[0]) == published[1], why)  # fmt: skip
+    together, apart = colocated(4, four, load.longest), split((8, one), (2, four), load.longest)
+    rates = [45.0]
+    while float(np.mean(load.run(together, rates[-1]).ttft_s)) < _LLM_D_TTFT_S:
+        rates.append(1.1 * rates[-1])
+    why = (
+        "device, prompts and the colocated layout are not told; on what is taken for them 45 req/s are a light load",
+        "scaled to the load at which colocated workers have the published TTFT",
+    )
+    for rate, reason in zip((45.0, rates[-1]), why, strict=True):
+        before, after = load.run(together, rate), load.run(apart, rate)
+        setting = (
+            f"gpt-oss-120b, 5,000 in, 250 out, {rate:.0f} req/s, 16 × H200 roofline: 4 × TP4, then 8P2D(TP4)"
+        )
+        for claim, rises, values in (
+            ("TTFT mean 532 → 1,400 ms", True, (before.ttft_s, after.ttft_s)),
+            ("ITL mean 25 → 8 ms", False, (before.tpot_s, after.tpot_s)),
+            ("E2E mean 6,700 → 3,500 ms", False, (before.e2e_s, after.e2e_s)),
+        ):
+            was, now = (1e3 * float(np.mean(each)) for each in values)
+            said = f"{was:,.0f} → {now:,.0f} ms"
+            yield Direction("llm-d PD guide", setting, claim, said, (now > was) == rises, reason)
 
 
 def mori_io() -> Iterator[Result]:
-    """Qwen3-235B-A22B in FP8 on one node of 8 × MI300X: how many of 100 requests are within the objectives."""
-    load, rate, slo = equal_load(2_000, 1_000, 100), 8.0, Slo(ttft_s=1.0, tpot_s=0.05)
+    """Qwen3-235B-A22B in FP8 on one node of 8 × MI300X: how many of 100 requests are within the objectives. Whether its
+    ITL is the mean or the longest gaps is not told; both are shown."""
+    load, rate = equal_load(2_000, 1_000, 100), 8.0
     eight, four = (_worker("mi300x", "qwen3-235b-a22b", tp, Precision.FP8) for tp in (8, 4))
     layouts = (
         ("1 × TP8", 26.0, colocated(1, eight, load.longest)),
         ("2 × TP4", 30.0, colocated(2, four, load.longest)),
         ("1P1D of TP4, push", 73.0, split((1, four), (1, four), load.longest)),
     )
+    objectives = (("mean", Slo(ttft_s=1.0, tpot_s=0.05)), ("p99", Slo(ttft_s=1.0, itl_p99_s=0.05)))
     setting = "Qwen3-235B-A22B FP8, 8 × MI300X roofline, 8 req/s, 2,000 in, 1,000 out"
     shapes = load.traffic.stretch(rate, load.num_requests, 0, SEED)
+    why = "the roofline has the shares of an H100's kernels; what vLLM's reached there, it does not know"
     for name, published, deployment in layouts:
-        met = [
-            slo.is_met(request_metrics(outcome.record())) for outcome in simulate(deployment, shapes).outcomes
-        ]
-        what = f"{name}: within 1 s and 50 ms"
-        yield Figure("vLLM MoRI-IO blog, 2026", setting, what, published, float(sum(met)), "of 100")
+        seen = [request_metrics(outcome.record()) for outcome in simulate(deployment, shapes).outcomes]
+        for kind, slo in objectives:
+            met = sum(slo.is_met(request) for request in seen)
+            what = f"{name}: TTFT within 1 s, ITL ({kind}) within 50 ms"
+            yield Figure("vLLM MoRI-IO blog, 2026", setting, what, published, float(met), "of 100", why)

@@ -45,10 +45,17 @@ _COMPUTED_IN: Mapping[Precision, tuple[Precision, ...]] = {
     Precision.FP16: (Precision.BF16,),
     Precision.FP8: (Precision.FP8, Precision.BF16),
     Precision.INT8: (Precision.INT8, Precision.BF16),
-    Precision.FP4: (Precision.FP4, Precision.FP8, Precision.BF16),
+    Precision.FP4: (Precision.FP4, Precision.BF16),
     Precision.INT4: (Precision.BF16,),
 }
-"""Where a device lacks the first, products run in the next one, and only the weights are smaller."""
+"""Where a device lacks the first, products run in the next one, and only the weights are smaller: activations stay in
+16 bits."""
+_COMPUTABLE_IN = {
+    **_COMPUTED_IN,
+    Precision.FP4: (Precision.FP4, Precision.FP8, Precision.INT8, Precision.BF16),
+    Precision.INT4: (Precision.INT8, Precision.FP8, Precision.BF16),
+}
+"""What kernels could do at best, with activations in as few bits as the device can."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +75,15 @@ class Device:
     scale_out_bytes_per_s: float
     source: str
 
+    def most_flops_per_s(self, precision: Precision) -> float:
+        """Dense FLOP/s of products of weights held as `precision`, whatever the activations are held as; 0 if it has
+        no rate for them."""
+        return max(
+            (self.flops[each] for each in _COMPUTABLE_IN[precision] if each in self.flops), default=0.0
+        )
+
     def flops_per_s(self, precision: Precision) -> float:
-        """Dense FLOP/s of products of weights held as `precision`.
+        """Dense FLOP/s of products of weights held as `precision`, as engines usually compute them.
 
         Raises:
             ConfigError: it computes in none of the types that would do.

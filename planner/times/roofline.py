@@ -91,6 +91,7 @@ class Roofline:
         self._flops_per_s = tp * device.flops_per_s(precision)
         wide = Precision.FP32 if precision is Precision.FP32 else Precision.BF16
         self._attention_flops_per_s = tp * device.flops_per_s(wide)
+        self._most_flops_per_s = tp * device.most_flops_per_s(precision)
         is_narrow = self._flops_per_s > self._attention_flops_per_s
         self._products_share = efficiency.narrow_products if is_narrow else efficiency.products
         self._bytes_per_s = tp * device.bytes_per_s
@@ -173,8 +174,10 @@ class Roofline:
         tokens = shape.num_sequences + all_but_last * shape.prompt_tokens
         flops = 2.0 * (model.active_weights * tokens + model.head_weights * shape.num_sequences)
         attention = self._sequence_flops(shape) + all_but_last * self._chunk_flops(shape)
-        fastest = max(self._flops_per_s, self._attention_flops_per_s)
-        return max(num_bytes / self._bytes_per_s, flops / self._flops_per_s, (flops + attention) / fastest)
+        fastest = max(self._most_flops_per_s, self._attention_flops_per_s)
+        return max(
+            num_bytes / self._bytes_per_s, flops / self._most_flops_per_s, (flops + attention) / fastest
+        )
 
     def least_accelerator_s(
         self, prompt_tokens: float, output_tokens: float, cached_tokens: float = 0
@@ -194,7 +197,7 @@ class Roofline:
         flops += 2.0 * self.model.head_weights * output_tokens + all_but_last * self._chunk_flops(shape)
         decode = StepShape(num_sequences=int(decoded), context_tokens=int(seen))
         flops += self._sequence_flops(decode)
-        fastest = max(self._flops_per_s, self._attention_flops_per_s)
+        fastest = max(self._most_flops_per_s, self._attention_flops_per_s)
         return self.tp * max(flops / fastest, self._sequence_kv_bytes(decode) / self._bytes_per_s)
 
     def _experts_read(self, tokens: float) -> float:
