@@ -69,6 +69,7 @@ def measure_all(
             for threads in sorted({layout.threads(num_cores) for layout in LAYOUTS})
         ]
         for profiling in profilings:
+            profiling.measure_each_once()
             profiling.measure_around()
         yardstick = Yardstick.of(FittedTimes(profilings[0].profile()))
         folder.save_facts(

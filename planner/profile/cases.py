@@ -155,7 +155,7 @@ def quick_plan(max_model_len: int) -> StepPlan:
         *_mixed(3, 150, ((60, 0), (65, 300)), is_held_out=True),
     )
     busy = (*_decode((1, 8), 256), *_decode((8,), 1024), *_prompts((64, 256)), *_cached(((128, 512),)))
-    return _fitting(alone, busy, max_model_len, least_rounds=2, most_s=13.0)
+    return _fitting(alone, busy, max_model_len, least_rounds=2, most_s=10.0)
 
 
 def _fitting(

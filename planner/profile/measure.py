@@ -112,6 +112,7 @@ def measure(settings: ProfileSettings, say: Say) -> Profile:
     """
     with Profiling(settings, say) as profiling:
         profiling.measure_steps()
+        profiling.release()
         profiling.measure_around()
         return profiling.profile()
 
@@ -119,8 +120,8 @@ def measure(settings: ProfileSettings, say: Say) -> Profile:
 class Profiling:
     """One profile under way: its workers' engines, loaded, which run and end within this context.
 
-    Steps can be measured in slices, with other things between them; what is around them is measured once, after some
-    steps. All methods raise as `measure`.
+    Steps can be measured in slices, with other things between them; what is around them is measured once, after each
+    shape has run. All methods raise as `measure`.
     """
 
     def __init__(self, settings: ProfileSettings, say: Say) -> None:
@@ -185,9 +186,17 @@ class Profiling:
             else:
                 self._sampler.go_on(seconds)
 
+    def measure_each_once(self) -> None:
+        """One round of all steps."""
+        with self._watch.watching():
+            self._sampler.go_on(0.0, 1, self._say)
+
+    def release(self) -> None:
+        """Ends the engines, whose memory a server may need: no more steps are measured."""
+        self._stack.close()
+
     def measure_around(self) -> None:
-        """Transfers, and what a server adds; every shape must have run once."""
-        self._sampler.go_on(0.0, 1, self._say)
+        """Transfers, and what a server adds."""
         if self._places.has_two:
             self._say("transfers of KV between two processes")
             self._transfers, self._skipped = _transfers(self._settings, self._facts, self._places)
