@@ -35,11 +35,11 @@ def results(public_data: Path) -> Iterator[Result]:
 
 def splitwise_p50(public_data: Path) -> Iterator[Result]:
     """Medians over the Azure traces of requests that are served one by one, by Splitwise's own table at TP 8."""
+    traces = {name: csv_trace(str(public_data / "traces" / file)).shapes for name, file in _TRACES.items()}
     for (workload, device), published in _P50_MS.items():
-        shapes = csv_trace(str(public_data / "traces" / _TRACES[workload])).shapes
         conditions = Conditions(tp=8, public_data=public_data)
         times = service_times(f"splitwise:{device}", SHAPES["llama-2-70b"], conditions)
-        found = [_alone_ms(times, shape) for shape in shapes]
+        found = [_alone_ms(times, shape) for shape in traces[workload]]
         setting = f"Llama-70B, {device.upper()}, {workload}"
         names = ("TTFT P50", "TBT P50", "E2E P50")
         why = ("", "", "one hour of the trace; no batching")
