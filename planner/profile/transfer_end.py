@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from twinpool.bench.engine.transfers import LIMIT_S, MEASURED, link
+from twinpool.bench.engine.transfers import LIMIT_S, link
 from twinpool.config import TransportName
 from twinpool.engine.host_memory import host_memory
 from twinpool.engine.model_config import ModelConfig
@@ -26,14 +26,14 @@ _SPARE = 2
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Measures all transports that work here, the one that a server prefers first."""
+    """Measures the transports that work here, in order."""
     settings = msgspec.json.decode(arguments[0], type=TransferSettings)
     if settings.core is not None and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {settings.core})
     layout = ModelConfig.from_dir(settings.directory).kv_layout(settings.block_size, Dtype(settings.dtype))
     reasons = transports.available()
     with asyncio.Runner() as loop:
-        for name in MEASURED:
+        for name in settings.transports:
             if (reason := reasons[name]) is not None:
                 _say(Skipped(name.value, reason))
                 continue

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from twinpool.config import TransportName
 from twinpool.errors import TransferError
 from twinpool.planner.profile.saved import TransferSample
 from twinpool.planner.profile.spread import spread
@@ -20,7 +21,8 @@ FULL_ROUNDS, QUICK_ROUNDS = 9, 4
 
 
 class TransferSettings(msgspec.Struct, frozen=True):
-    """What moves (KV of so many `tokens`, in whole blocks), between which cores (None: any), how often."""
+    """What moves (KV of so many `tokens`, in whole blocks), between which cores (None: any), how often, and over which
+    transports, the one that a server prefers first."""
 
     directory: str
     dtype: str
@@ -29,6 +31,7 @@ class TransferSettings(msgspec.Struct, frozen=True):
     rounds: int
     core: int | None
     other_core: int | None
+    transports: tuple[TransportName, ...] = (TransportName.SHM, TransportName.UCX, TransportName.TCP)
 
 
 class Moved(msgspec.Struct, frozen=True, tag=True):

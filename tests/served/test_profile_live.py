@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from support.served_model import SHAPE, save_served_model
 
+from twinpool.config import TransportName
 from twinpool.errors import ModelError
 from twinpool.planner.profile.cases import Case, Part, StepPlan
 from twinpool.planner.profile.engine_runs import Engine, Sampler, WorkerSettings, engine
@@ -82,15 +83,14 @@ def test_a_model_that_cannot_be_loaded_is_told_in_its_own_words(tmp_path: Path) 
         broken.load()
 
 
-def test_kv_moves_between_two_processes_over_every_transport_that_works_here(model: Path) -> None:
+def test_kv_moves_between_two_processes(model: Path) -> None:
     samples, skipped = measure_transfers(
         TransferSettings(
             directory=str(model), dtype="float32", block_size=16, tokens=(16, 64), rounds=2, core=None,
-            other_core=None,
+            other_core=None, transports=(TransportName.TCP,),
         )
     )  # fmt: skip
-    assert {sample.transport for sample in samples} | set(skipped) == {"shm", "ucx", "tcp"}
-    for sample in samples:
-        assert sample.num_runs == 2
-        assert sample.seconds > 0
-    assert {fit.transport for fit in fit_transfers(samples)} == {sample.transport for sample in samples}
+    assert not skipped
+    assert [(sample.transport, sample.num_runs) for sample in samples] == [("tcp", 2)] * 2
+    assert all(sample.seconds > 0 for sample in samples)
+    assert [fit.transport for fit in fit_transfers(samples)] == ["tcp"]
