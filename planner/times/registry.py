@@ -86,6 +86,12 @@ def device_of(spec: str) -> Device | None:
             return _device(what)
 
 
+def precision_of(spec: str, conditions: Conditions) -> Precision:
+    """What weights are held as: as `conditions` say, else as the times of `spec` were measured, else bf16."""
+    kind = spec.partition(":")[0]
+    return conditions.precision or _MEASURED_IN.get(kind, Precision.BF16)
+
+
 def _device(what: str) -> Device:
     """An accelerator by name; cpu or cpu:THREADS is measured."""
     name, _, threads = what.partition(":")
@@ -106,7 +112,7 @@ def _link(device: Device, conditions: Conditions) -> Link:
 def _splitwise(what: str, model: ModelShape, conditions: Conditions) -> ServiceTimes:
     phases = tables.splitwise(conditions.public_data, what, model, conditions.tp)
     source = "Splitwise, ISCA 2024: measurements, github.com/Mutinifni/splitwise-sim"
-    return _phased("splitwise", source, phases, DEVICES[what], model, conditions, Precision.BF16)
+    return _phased("splitwise", source, phases, DEVICES[what], model, conditions)
 
 
 def _distserve(what: str, model: ModelShape, conditions: Conditions) -> ServiceTimes:
@@ -115,7 +121,7 @@ def _distserve(what: str, model: ModelShape, conditions: Conditions) -> ServiceT
         raise ConfigError(f"--times is 'distserve:{what}' and --model is {model.name!r}; wanted: one model")
     phases = coefficients.distserve(conditions.public_data, model, conditions.tp)
     source = "DistServe, OSDI 2024: coefficients, github.com/LLMServe/DistServe"
-    return _phased("distserve", source, phases, DEVICES["a100"], model, conditions, Precision.FP16)
+    return _phased("distserve", source, phases, DEVICES["a100"], model, conditions)
 
 
 def _dynamo(what: str, model: ModelShape, conditions: Conditions) -> ServiceTimes:
@@ -127,9 +133,7 @@ def _dynamo(what: str, model: ModelShape, conditions: Conditions) -> ServiceTime
             f"--model is {model.name!r} and --tp {conditions.tp}; dynamo:h200 is llama-3.1-8b at --tp 1"
         )
     source = "our fit to NVIDIA's curves (vLLM), github.com/ai-dynamo/dynamo"
-    return _phased(
-        "dynamo", source, coefficients.DYNAMO_H200, DEVICES["h200"], model, conditions, Precision.FP8
-    )
+    return _phased("dynamo", source, coefficients.DYNAMO_H200, DEVICES["h200"], model, conditions)
 
 
 def _operators(what: str, model: ModelShape, conditions: Conditions) -> ServiceTimes:
@@ -166,13 +170,13 @@ def _phased(
     device: Device,
     model: ModelShape,
     conditions: Conditions,
-    measured_in: Precision,
 ) -> PhasedTimes:
     """Measured times of `conditions.tp` devices.
 
     Raises:
         ConfigError: another precision is asked for than was measured.
     """
+    measured_in = _MEASURED_IN[by]
     wanted = conditions.precision or measured_in
     if wanted.weight_bytes != measured_in.weight_bytes:
         raise ConfigError(
@@ -182,6 +186,7 @@ def _phased(
     return PhasedTimes(name, source, phases, _link(device, conditions), conditions.tp, conditions.overheads)
 
 
+_MEASURED_IN = {"splitwise": Precision.BF16, "distserve": Precision.FP16, "dynamo": Precision.FP8}
 _Loader = Callable[[str, ModelShape, Conditions], ServiceTimes]
 _LOADERS: Mapping[str, _Loader] = {
     "roofline": roofline,

@@ -15,7 +15,14 @@ from twinpool.planner.times.curves import Curve, never_falling
 from twinpool.planner.times.devices import Precision
 from twinpool.planner.times.floor import refuse_faster_times
 from twinpool.planner.times.model_shapes import SHAPES
-from twinpool.planner.times.registry import KINDS, Conditions, device_of, roofline, service_times
+from twinpool.planner.times.registry import (
+    KINDS,
+    Conditions,
+    device_of,
+    precision_of,
+    roofline,
+    service_times,
+)
 from twinpool.planner.times.service_times import ServiceTimes
 from twinpool.planner.times.tables import splitwise
 
@@ -67,6 +74,13 @@ def test_what_is_not_there_is_told_with_what_is(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         load(spec, model, folder, tp)
+
+
+def test_weights_are_held_as_they_were_measured_unless_one_says_otherwise() -> None:
+    assert precision_of("dynamo:h200", Conditions()) is Precision.FP8
+    assert precision_of("distserve:opt-13b", Conditions()) is Precision.FP16
+    assert precision_of("roofline:h200", Conditions()) is Precision.BF16
+    assert precision_of("roofline:h200", Conditions(precision=Precision.FP4)) is Precision.FP4
 
 
 def test_another_precision_than_the_measured_one_is_refused() -> None:

@@ -75,9 +75,9 @@ class Hardware:
 
     @property
     def _weight_bytes(self) -> float:
-        from twinpool.planner.times.devices import Precision
+        from twinpool.planner.times.registry import precision_of
 
-        return (self.conditions.precision or Precision.BF16).weight_bytes
+        return precision_of(self.spec, self.conditions).weight_bytes
 
 
 def add_hardware_flags(parser: argparse.ArgumentParser) -> None:
@@ -89,7 +89,8 @@ def add_hardware_flags(parser: argparse.ArgumentParser) -> None:
     add("--gpu", metavar="NAME", help="an accelerator, by its roofline: --times roofline:NAME")
     add("--profile", metavar="FILE", help="what `twinpool profile` has measured: --times profile:FILE")
     add("--times", metavar="KIND:WHAT",
-        help="service times: roofline:GPU, profile:FILE, splitwise:h100, distserve:MODEL, dynamo:h200")  # fmt: skip
+        help="service times: roofline:GPU, profile:FILE, splitwise:h100, distserve:MODEL, dynamo:h200, "
+        "operators:h100")  # fmt: skip
     add("--precision", choices=_PRECISIONS, metavar="NAME", help=f"of weights: {', '.join(_PRECISIONS)}")
     add("--kv-cache-dtype", choices=("auto", *_KV_DTYPES), default="auto", metavar="NAME",
         help="of KV: auto, fp8 or int8 (auto: 16 bits, with fp32 weights 32)")  # fmt: skip
