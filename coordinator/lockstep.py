@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -64,10 +64,29 @@ class Lockstep:
         if book.members:
             self._count(book, now)
         book.times.append(now)
-        for key, index in list(book.others.items()):
-            self._take_one(book, Token(key, index, message.token_id), now)
+        if book.others:
+            for key, index in list(book.others.items()):
+                self._take_one(book, Token(key, index, message.token_id), now)
         for token in message.tokens:
             self._take_one(book, token, now)
+
+    def take_quiet(self, worker: Worker, times: Sequence[float]) -> bool:
+        """Steps have ended at these times in which only members had tokens. Says whether they were counted: not where
+        there are others than members."""
+        book = self._books.get(worker.incarnation)
+        if book is None or book.others or not book.members:
+            return False
+        num = len(book.members)
+        before = book.times[-1]
+        for at in times:
+            self._itl.observe(at - before, num)
+            before = at
+        book.times.extend(times)
+        worker.held_tokens += num * len(times)
+        self._tally.add(CoordinatorMetric.TOKENS_DELIVERED, amount=num * len(times))
+        for account, num_here in book.num_members.items():
+            self._custody.serve_account(account, num_here * len(times))
+        return True
 
     def dropped(self, worker: Worker, key: RequestKey) -> None:
         """The worker lets go of the attempt."""

@@ -154,6 +154,31 @@ class CoordinatorCore:
         self._commands.clear()
         return commands
 
+    def count_steps(
+        self, worker_id: str, incarnation: str, message: LockstepTokens, times: Sequence[float]
+    ) -> list[tuple[float, list[Command]]]:
+        """What `handle` does with a message without tokens of a worker in lockstep at each of `times`, but nobody is
+        sent on: where nobody has become able to take a request, that would change nothing. Returns the times at which
+        there is something to do, and what."""
+        if (worker := self.registry.live(worker_id, incarnation)) is None:
+            return []
+        worker.seen_at = times[-1]
+        self._health.moved(times[-1])
+        if self._lockstep.take_quiet(worker, times):
+            return []
+        found = []
+        for at in times:
+            self._lockstep.take(worker, message, at)
+            found.append((at, self._commands[:]))
+            self._commands.clear()
+        return found
+
+    def hold(self, worker_id: str, num_tokens: int) -> None:
+        """The streams of a worker in lockstep have filled so many slots more than it has told, or (below 0) what was
+        said here is taken back: it must be before the worker tells of it."""
+        if (worker := self.registry.get(worker_id)) is not None:
+            worker.held_tokens += num_tokens
+
     def _take(self, event: Event, now: float) -> None:
         match event:
             case events.FromWorker(worker_id, incarnation, message):

@@ -162,12 +162,13 @@ class DecodeCore:
                 self.counters.add(WorkerMetric.JUNK_MESSAGES)
             case _:
                 raise InvariantViolation(f"a decode worker got {type(event).__name__}")
-        self._intake.grant(self.num_free_slots, now)
+        if self._intake.waiting:
+            self._intake.grant(self.num_free_slots, now)
         return self.flush()
 
     def flush(self) -> list[Command]:
         """Takes the commands that planning gave rise to, in order."""
-        commands = list(self._commands)
+        commands = self._commands[:]
         self._commands.clear()
         return commands
 
@@ -213,10 +214,28 @@ class DecodeCore:
         self._count_step(seconds, num_sequences)
         if told is not None:
             self._tell(told)
-        self._release_cancelled()
+        if self._cancelled:
+            self._release_cancelled()
         following = lockstep.follow()
-        self._intake.grant(self.num_free_slots, now)
+        if self._intake.waiting:
+            self._intake.grant(self.num_free_slots, now)
         return self.flush(), following
+
+    def num_quiet_steps(self, most: int) -> int:
+        """How many steps, from the one that runs on and at most `most`, can be skipped unless an event comes: they only
+        change counts. To be asked after `plan_step_ahead`."""
+        return 0 if self._cancelled else self._in_lockstep().num_quiet(most)
+
+    def skip_steps(self, seconds: Sequence[float]) -> None:
+        """`end_step` and `plan_step_ahead` for steps that took so long each, all of them quiet. Their `LockstepTokens`,
+        without tokens, are the caller's to tell."""
+        lockstep = self._in_lockstep()
+        lockstep.skip(len(seconds))
+        self.counters.add(WorkerMetric.STEPS, len(seconds))
+        for step_s in seconds:
+            self.counters.add(WorkerMetric.STEP_SECONDS, step_s)
+        self.counters.add(WorkerMetric.OUTPUT_TOKENS, len(seconds) * lockstep.num_sequences)
+        self.pool.check_count()
 
     def _in_lockstep(self) -> Lockstep:
         if self._lockstep is None:

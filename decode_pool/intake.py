@@ -13,7 +13,7 @@ bytes are verified the lease does not run: `Verify` has its own bound and is alw
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -122,7 +122,7 @@ class Intake:
         return len(self._granted)
 
     @property
-    def waiting(self) -> Iterable[Arrival]:
+    def waiting(self) -> Collection[Arrival]:
         """Arrivals without room yet, in order."""
         return self._waiting.values()
 

@@ -8,7 +8,7 @@ tables and touches no sequence in between. It decides nothing of its own: where 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Collection, Container
 from typing import NamedTuple
 
 from twinpool.decode_pool.scheduler import DecodeScheduler, DecodeSequence
@@ -45,6 +45,7 @@ class Lockstep:
 
     def __init__(self, scheduler: DecodeScheduler, pool: BlockPool, token_id: int) -> None:
         self.token_id = token_id
+        self._nothing_else = LockstepTokens((), (), token_id)
         self._scheduler = scheduler
         self._pool = pool
         self._step = 0
@@ -99,26 +100,31 @@ class Lockstep:
         If there is none for one of them, no step will follow at once."""
         if self._is_running and not self._is_ahead_current:
             self._is_ahead_current = True
-            self._enter_new(self._step + 1)
-            self._is_ahead_possible = self._try_grow(self._step + 1, leaving)
+            step = self._step + 1
+            self._enter_new(step)
+            is_due = self._short or step in self._needs_block_at
+            self._is_ahead_possible = not is_due or self._try_grow(step, leaving)
 
-    def end(self, cancelled: Iterable[RequestKey]) -> LockstepTokens | None:
+    def end(self, cancelled: Collection[RequestKey]) -> LockstepTokens | None:
         """The step has run; `cancelled` get nothing of it, and are to leave. Returns what is told of it, if anything
         is."""
         if not self._is_running:
             raise InvariantViolation("a step ended that was not begun")
-        step, size = self._step, self._pool.block_size
-        waiting = {sequence.key for sequence in self._joining}
-        cancelled = tuple(key for key in cancelled if key not in waiting)
-        for sequence in self._due(self._fills_block_at, step):
-            if sequence.key not in cancelled:
-                self._catch_up(sequence, step + 1)
-                self._scheduler.seal(sequence, sequence.shift + step)
-                self._fills_block_at[step + size].append(sequence)
+        step = self._step
+        if self._joining and cancelled:
+            waiting = {sequence.key for sequence in self._joining}
+            cancelled = [key for key in cancelled if key not in waiting]
+        if step in self._fills_block_at:
+            self._seal(step, cancelled)
+        if not (cancelled or self._newcomers or step in self._ends_at):
+            self._step += 1
+            self._is_running = False
+            return self._nothing_else
         ended = [s for s in self._due(self._ends_at, step) if s.key not in cancelled]
         told = [s for s in self._newcomers if s.key not in cancelled and s not in ended]
         self._newcomers.clear()
-        is_told = self._num > len(cancelled)
+        left = tuple(cancelled)
+        is_told = self._num > len(left)
         tokens = []
         for sequence in sorted((*told, *ended), key=_number):
             finish = FinishReason.LENGTH if sequence in ended else None
@@ -128,16 +134,41 @@ class Lockstep:
                 self.leave(sequence.key)
         self._step += 1
         self._is_running = False
-        return LockstepTokens(tuple(tokens), cancelled, self.token_id) if is_told else None
+        return LockstepTokens(tuple(tokens), left, self.token_id) if is_told else None
 
     def follow(self) -> LockstepLoad | None:
         """Begins the step that was planned ahead, if it was possible and has sequences."""
         self._is_running = self._is_ahead_current and self._is_ahead_possible
         self._is_ahead_current = self._is_ahead_possible = False
         if self._is_running:
-            self._take_joining()
+            if self._joining:
+                self._take_joining()
             self._is_running = self._num > 0
         return self._load() if self._is_running else None
+
+    def num_quiet(self, most: int) -> int:
+        """How many steps, from the one that runs on and at most `most`, will end and be followed with nothing to decide
+        and nothing to tell but that each sequence has a token more."""
+        is_planned = self._is_running and self._is_ahead_current and self._is_ahead_possible
+        if not is_planned or self._newcomers or self._joining or self._short:
+            return 0
+        room = self._pool.num_available
+        for number in range(most):
+            step = self._step + number
+            room -= len(self._needs_block_at.get(step + 2, ()))
+            if step in self._ends_at or room < 0:
+                return number
+        return most
+
+    def skip(self, num_steps: int) -> None:
+        """So many steps, all of them quiet, have ended, and the next one runs: as `end`, `follow` and `plan_ahead` for
+        each."""
+        for _ in range(num_steps):
+            if self._step in self._fills_block_at:
+                self._seal(self._step, ())
+            self._step += 1
+            if self._step + 1 in self._needs_block_at and not self._try_grow(self._step + 1, ()):
+                raise InvariantViolation("a step that was to be skipped had no room")
 
     def leave(self, key: RequestKey) -> None:
         """Ends the sequence and releases its blocks."""
@@ -159,6 +190,8 @@ class Lockstep:
 
     def _enter_new(self, step: int) -> None:
         """Those that have joined since are in every step from `step` on."""
+        if self._scheduler.num_joined == self._num_entered:
+            return
         for sequence in self._scheduler.joined_after(self._num_entered):
             _require_plain(sequence.job, self.token_id)
             self._num_entered = sequence.number
@@ -171,6 +204,14 @@ class Lockstep:
         self._needs_block_at[len(sequence.table) * size + 1 - shift].append(sequence)
         self._fills_block_at[-(-length // size) * size - shift].append(sequence)
         self._ends_at[_last_length(sequence) - shift].append(sequence)
+
+    def _seal(self, step: int, cancelled: Container[RequestKey]) -> None:
+        """Blocks that are full at the end of `step` become findable."""
+        for sequence in self._due(self._fills_block_at, step):
+            if sequence.key not in cancelled:
+                self._catch_up(sequence, step + 1)
+                self._scheduler.seal(sequence, sequence.shift + step)
+                self._fills_block_at[step + self._pool.block_size].append(sequence)
 
     def _take_joining(self) -> None:
         self._num += len(self._joining)

@@ -112,7 +112,8 @@ class DecodeScheduler:
     def __init__(self, pool: BlockPool) -> None:
         self._pool = pool
         self._running: dict[RequestKey, DecodeSequence] = {}
-        self._num_joined = 0
+        self.num_joined = 0
+        """How many sequences have ever joined."""
 
     def __len__(self) -> int:
         return len(self._running)
@@ -130,7 +131,7 @@ class DecodeScheduler:
     def joined_after(self, number: int) -> list[DecodeSequence]:
         """The sequences that joined after the `number`-th, oldest first."""
         found: list[DecodeSequence] = []
-        if number < self._num_joined:
+        if number < self.num_joined:
             for sequence in reversed(self._running.values()):
                 if sequence.number <= number:
                     break
@@ -160,8 +161,8 @@ class DecodeScheduler:
         self._pool.seal(table, chain, len(job.token_ids))
         token_ids = GrownTokens(job.token_ids, first_token)
         look_back = LookBack.of(job) if look_back is None else look_back
-        self._num_joined += 1
-        self._running[job.key] = DecodeSequence(job, table, chain, token_ids, look_back, self._num_joined)
+        self.num_joined += 1
+        self._running[job.key] = DecodeSequence(job, table, chain, token_ids, look_back, self.num_joined)
 
     def leave(self, key: RequestKey) -> None:
         """Ends the sequence and releases its blocks."""

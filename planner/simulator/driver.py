@@ -17,18 +17,29 @@ from twinpool.bench.serving.datasets.shapes import Shape
 from twinpool.bench.serving.record import Ending
 from twinpool.config import Role, require
 from twinpool.coordinator import events
+from twinpool.coordinator.custody import LACK_OF_ROOM
 from twinpool.coordinator.service import Output, Submission
-from twinpool.coordinator.state import CoordinatorCore
+from twinpool.coordinator.state import FULL_PAUSE_S, CoordinatorCore
 from twinpool.errors import ConfigError, InvariantViolation, RequestError
-from twinpool.messages import Denied, Heartbeat, LinkReady, Message, Peers, Register, Welcome
+from twinpool.messages import (
+    Denied,
+    Dropped,
+    Heartbeat,
+    LinkReady,
+    LockstepTokens,
+    Message,
+    Peers,
+    Register,
+    Welcome,
+)
 from twinpool.metrics import CoordinatorMetric
 from twinpool.planner.deployment import Deployment
-from twinpool.planner.simulator.agenda import LATER, Agenda
+from twinpool.planner.simulator.agenda import LATER, STEP_MESSAGES, Agenda
 from twinpool.planner.simulator.lockstep import LockstepWorker
 from twinpool.planner.simulator.machine import Machine
 from twinpool.planner.simulator.outcomes import Outcome, Simulation, WorkerUse
 from twinpool.planner.simulator.prefixes import Prefixes
-from twinpool.planner.simulator.worker import FINGERPRINT, SimulatedWorker
+from twinpool.planner.simulator.worker import FINGERPRINT, TOKEN_ID, SimulatedWorker
 from twinpool.request import FinishReason, SamplingParams
 from twinpool.worker.core import PeerLinked, Tick
 
@@ -38,6 +49,8 @@ PROBE_BYTES = 1 << 26
 PREFIX_CHUNK = 64
 MAX_PREFIX_CHUNKS = 256
 """As the router looks at prompts (`coordinator/routing.py`)."""
+STEP_TOKENS = LockstepTokens((), (), TOKEN_ID)
+"""What is told of a step in which each sequence got a token and nothing else happened."""
 _ENDINGS = {
     FinishReason.STOP: Ending.COMPLETED,
     FinishReason.LENGTH: Ending.COMPLETED,
@@ -103,6 +116,11 @@ class Driver:
         )
         blocks = Prefixes(requests, deployment.layout.block_size)
         self.workers = _workers(deployment, blocks, self, is_step_by_step=is_step_by_step)
+        is_plain = not any(pool.scheduler.hybrid for pool in deployment.pools)
+        self._skipping = [
+            w for w in self.workers if isinstance(w, LockstepWorker) and w.may_skip and is_plain
+        ]
+        self._skips_again_at = 0.0
         self._by_id = {worker.worker_id: worker for worker in self.workers}
         self._kv_shares = {worker.worker_id: _Shares() for worker in self.workers}
         front = next(pool for pool in deployment.pools if pool.role is not Role.DECODE)
@@ -203,6 +221,7 @@ class Driver:
             self._is_ticking = False  # nothing runs and nothing waits: time passes without effect
             return
         self.agenda.at((number + 1) * TICK_S, LATER, self._tick, number + 1)
+        self._tell_of_all_steps()
         self._handle(events.Tick())
         for worker in self.workers:
             worker.take(Tick())
@@ -211,6 +230,7 @@ class Driver:
 
     def _beat(self) -> None:
         self._beat_at = self.agenda.now
+        self._tell_of_all_steps()
         for worker in self.workers:
             stats = worker.core.stats()
             num_blocks = worker.pool.num_blocks
@@ -267,6 +287,7 @@ class Driver:
     def _arrive(self, outcome: Outcome) -> None:
         self._num_on_the_way -= 1
         self._wake()
+        self._foresee()
         now, shape = self.agenda.now, outcome.shape
         sampling = self._sampling.get(shape.output_tokens)
         if sampling is None:
@@ -338,10 +359,62 @@ class Driver:
     def tell(self, worker: SimulatedWorker, message: Message, rank: int) -> None:
         """A worker sends a message to the coordinator."""
         when = self.agenda.now + worker.pool.times.overheads.control_s
-        self.agenda.at(when, rank, self._hear_later, (worker, message))
+        self.agenda.at(when, rank, self._hear_later, (worker, message, rank))
 
-    def _hear_later(self, told: tuple[SimulatedWorker, Message]) -> None:
-        self._hear(*told)
+    def _hear_later(self, told: tuple[SimulatedWorker, Message, int]) -> None:
+        worker, message, rank = told
+        if isinstance(worker, LockstepWorker) and worker.due_at <= self.agenda.now:
+            self._tell_of_steps(worker, rank)
+        if len(self.core.queue) or isinstance(message, Dropped):
+            self._foresee(rank)
+        self._hear(worker, message)
+        if isinstance(message, Dropped) and message.reason in LACK_OF_ROOM:
+            self._pause_skipping()
+
+    # ── steps that were skipped ─────────────────────────────────────────────────────────────────────────────
+
+    def _foresee(self, rank: int = LATER) -> None:
+        """The core may send a request on by what has `rank`: it looks at what workers hold, more than it was told."""
+        now = self.agenda.now
+        for worker in self._skipping:
+            if worker.foreseen_until <= now:
+                with_now = STEP_MESSAGES + worker.number <= rank
+                self.core.hold(worker.worker_id, worker.foresee(now, with_now=with_now))
+
+    def _tell_of_all_steps(self) -> None:
+        for worker in self._skipping:
+            if worker.due_at <= self.agenda.now:
+                self._tell_of_steps(worker, LATER)
+
+    def _tell_of_steps(self, worker: LockstepWorker, rank: int) -> None:
+        """The core hears of those that it would know of, before what has `rank`."""
+        now = self.agenda.now
+        worker.settle(now)
+        self.core.hold(worker.worker_id, -worker.num_foreseen)
+        times = worker.take_untold(now, with_now=STEP_MESSAGES + worker.number <= rank)
+        if times:
+            late_s = _on_the_way_s(worker)
+            for at_s, commands in self.core.count_steps(
+                worker.worker_id, worker.incarnation, STEP_TOKENS, times
+            ):
+                for command in commands:
+                    self._do(command, at_s, late_s)
+
+    def _pause_skipping(self) -> None:
+        """A worker gets nothing new for a moment: whatever the core hears of first after that may send a request on."""
+        self._skips_again_at = self.agenda.now + FULL_PAUSE_S + TICK_S
+        for worker in self._skipping:
+            self._tell_of_steps(worker, LATER)
+            worker.skip_no_more()
+            rank = STEP_MESSAGES + worker.number
+            for at_s in worker.take_untold(inf, with_now=True):
+                self.agenda.at(at_s, rank, self._hear_later, (worker, STEP_TOKENS, rank))
+        self.agenda.at(self._skips_again_at, LATER, self._skip_again, self._skips_again_at)
+
+    def _skip_again(self, at_s: float) -> None:
+        if at_s == self._skips_again_at:
+            for worker in self._skipping:
+                worker.may_skip = True
 
     def _hear(self, worker: SimulatedWorker, message: Message) -> None:
         self._handle(events.FromWorker(worker.worker_id, worker.incarnation, message), _on_the_way_s(worker))
@@ -350,21 +423,24 @@ class Driver:
         """The core hears of `event`. What it gives out is with clients after `on_the_way_s`."""
         now = self.agenda.now
         for command in self.core.handle(event, now):
-            match command:
-                case events.Send(worker_id, _, message):
-                    self._pass_on(self._by_id[worker_id], message)
-                case events.Emit(request_id, output):
-                    self._emit(request_id, output, now + on_the_way_s)
-                case events.EmitRun():
-                    self._emit_run(command)
-                case events.Refuse(request_id, error):
-                    outcome = self.outcomes[int(request_id)]
-                    outcome.status = error.status
-                    self._end(outcome, Ending.REJECTED, error, now)
-                case events.Note(text, is_fault) if is_fault:
-                    self._warnings.append(text)
-                case events.EndProcess(worker_id):
-                    raise InvariantViolation(f"{worker_id} counts as lost in a simulation, where none can be")
+            self._do(command, now, on_the_way_s)
+
+    def _do(self, command: events.Command, now: float, on_the_way_s: float) -> None:
+        match command:
+            case events.Send(worker_id, _, message):
+                self._pass_on(self._by_id[worker_id], message)
+            case events.Emit(request_id, output):
+                self._emit(request_id, output, now + on_the_way_s)
+            case events.EmitRun():
+                self._emit_run(command)
+            case events.Refuse(request_id, error):
+                outcome = self.outcomes[int(request_id)]
+                outcome.status = error.status
+                self._end(outcome, Ending.REJECTED, error, now)
+            case events.Note(text, is_fault) if is_fault:
+                self._warnings.append(text)
+            case events.EndProcess(worker_id):
+                raise InvariantViolation(f"{worker_id} counts as lost in a simulation, where none can be")
 
     def _pass_on(self, worker: SimulatedWorker, message: Message) -> None:
         # Members and links are known from the start, so what tells of them changes nothing.
@@ -431,9 +507,10 @@ def _workers(
     machines = {pool.machine: Machine() for pool in deployment.pools if pool.machine is not None}
     chains = prefixes.chains()
     workers: list[SimulatedWorker] = []
+    has_hybrids = any(pool.scheduler.hybrid for pool in deployment.pools)  # whose choices depend on the time
     for pool in sorted(deployment.pools, key=lambda pool: pool.role.value):
         machine = None if pool.machine is None else machines[pool.machine]
-        in_lockstep = pool.role is Role.DECODE and not pool.scheduler.hybrid and not is_step_by_step
+        in_lockstep = pool.role is Role.DECODE and not has_hybrids and not is_step_by_step
         kind = LockstepWorker if in_lockstep else SimulatedWorker
         for number in range(pool.num_workers):
             workers.append(

@@ -1,22 +1,35 @@
-"""A simulated decode worker that pays for what happens in a step, not for each of its sequences.
+"""A simulated decode worker that pays for what happens in a step, not for each of its sequences, and skips quiet steps.
 
-All tokens of a simulation are one, so a step changes nothing but counts, unless somebody comes, ends or needs a block.
-`DecodeCore.walk_in_lockstep` keeps those counts, and what clients see of them comes in runs (`events.EmitRun`). The run
-is the same to the last bit as step by step, where each sequence has a slice and each token a message: tests say so.
+All tokens of a simulation are one, so a step changes nothing but counts, unless somebody comes, ends or has no room.
+`DecodeCore.walk_in_lockstep` keeps those counts, and what clients see of them comes in runs (`events.EmitRun`). Steps
+that will change nothing else are not on the agenda: their ends are computed ahead, and whoever looks at the worker, or
+tells it something, makes it `settle` those that have passed. The run is the same to the last bit as step by step, where
+each sequence has a slice and each token a message: tests say so.
 """
 
 from __future__ import annotations
 
+from math import inf
 from typing import Any
 
 from twinpool.decode_pool.core import DecodeCore
 from twinpool.errors import InvariantViolation
 from twinpool.planner.simulator.worker import TOKEN_ID, SimulatedWorker
 from twinpool.planner.step_shape import StepShape
+from twinpool.worker.core import Event
+
+MOST_SKIPPED = 16
+"""Steps whose ends are computed ahead: what comes meanwhile makes those behind it worthless."""
 
 
 class LockstepWorker(SimulatedWorker):
-    """As `SimulatedWorker`, of a decode worker that is no hybrid."""
+    """As `SimulatedWorker`, of a decode worker that is no hybrid.
+
+    At each of the times in `untold` the coordinator would have heard of a step of so many sequences that was skipped.
+    Before `due_at` there is none that is neither settled nor told. What the coordinator knows of untold steps, where it
+    matters, is that they filled `num_foreseen` slots, which changes at `foreseen_until` at the earliest. While it must
+    not `may_skip`, every step is on the agenda.
+    """
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
@@ -24,6 +37,104 @@ class LockstepWorker(SimulatedWorker):
             raise InvariantViolation(f"{self.worker_id} does more than decode: it cannot go in lockstep")
         self._decode = self.core
         self._decode.walk_in_lockstep(TOKEN_ID)
+        self.may_skip = self._machine is None
+        self.untold: list[tuple[float, int]] = []
+        self.due_at = self.foreseen_until = inf
+        self.num_foreseen = 0
+        self._untold_foreseen = self._ends_foreseen = 0
+        self._ends_at: list[float] = []
+        self._present = 0
+        """The place in `_ends_at` of the step that runs."""
+        self._expected = -1
+        """That of the one whose end is on the agenda."""
+
+    def take(self, event: Event) -> None:
+        """The core hears of `event` now."""
+        self.settle(self._agenda.now)
+        super().take(event)
+
+    def settle(self, now: float) -> None:
+        """Skips the steps that have ended until `now`."""
+        ends_at, first = self._ends_at, self._present
+        place = first
+        while place < self._expected and ends_at[place] <= now:
+            place += 1
+        if place == first:
+            return
+        seconds = []
+        num_sequences = self._shape.num_sequences
+        for end_at in ends_at[first:place]:
+            seconds.append(end_at - self._began_at)
+            self.busy_s += seconds[-1]
+            self._began_at = end_at
+            self.untold.append((end_at + self._control_s, num_sequences))
+        self.num_steps += len(seconds)
+        self._untold_foreseen += max(0, min(place, self._ends_foreseen) - first)
+        self._present = place
+        self._decode.skip_steps(seconds)
+        self.note_due()
+
+    def note_due(self) -> None:
+        """Something was told, or settled."""
+        if self.untold:
+            self.due_at = self.untold[0][0]
+        else:
+            self.due_at = self._ends_at[self._present] if self._present < self._expected else inf
+        self.foreseen_until = min(self.foreseen_until, self.due_at)
+
+    def foresee(self, now: float, *, with_now: bool) -> int:
+        """How many slots more than foreseen before are filled by steps that the coordinator would know at `now`, those
+        that it would hear of at that very moment among them or not."""
+        untold, ends_at, control_s = self.untold, self._ends_at, self._control_s
+        place, num_more = self._untold_foreseen, 0
+        while place < len(untold) and (untold[place][0] < now or (with_now and untold[place][0] == now)):
+            num_more += untold[place][1]
+            place += 1
+        self._untold_foreseen = place
+        next_at = untold[place][0] if place < len(untold) else None
+        if next_at is None:
+            first = place = max(self._ends_foreseen, self._present)
+            while place < self._expected:
+                told_at = ends_at[place] + control_s
+                if told_at > now or (told_at == now and not with_now):
+                    break
+                place += 1
+            num_more += (place - first) * self._shape.num_sequences
+            self._ends_foreseen = place
+            next_at = ends_at[place] + control_s if place < self._expected else inf
+        self.foreseen_until = next_at
+        self.num_foreseen += num_more
+        return num_more
+
+    def take_untold(self, now: float, *, with_now: bool) -> list[float]:
+        """Takes the times until `now` from `untold`: the coordinator hears of those steps. Nothing is foreseen then, as
+        it is told before."""
+        untold = self.untold
+        place = 0
+        while place < len(untold) and (untold[place][0] < now or (with_now and untold[place][0] == now)):
+            place += 1
+        taken = [at_s for at_s, _ in untold[:place]]
+        del untold[:place]
+        self.num_foreseen = self._untold_foreseen = 0
+        self._ends_foreseen = self._present
+        self.note_due()
+        return taken
+
+    def skip_no_more(self) -> None:
+        """From now on each step is on the agenda, until it may skip again."""
+        self.settle(self._agenda.now)
+        self.may_skip = False
+        if self._is_stepping:
+            self._expect()
+
+    def go_on(self, num_busy: int) -> None:
+        """See `SimulatedWorker`. The end of a step that nothing stretches is put on the agenda when it is planned."""
+        if self._machine is not None:
+            super().go_on(num_busy)
+            return
+        self._ends_at = [self._agenda.now + self._times.step_s(self._shape)]
+        self._present, self._expected = 0, -1
+        self._ends_foreseen = 0
 
     def _go_on_working(self) -> None:
         if not self._is_stepping:
@@ -32,8 +143,29 @@ class LockstepWorker(SimulatedWorker):
             self._do(self._decode.flush())
         if self._is_stepping:
             self._decode.plan_step_ahead()
+            if self._machine is None:
+                self._expect()
+
+    def _expect(self) -> None:
+        """Puts the end of the first step that is not quiet on the agenda."""
+        place = self._present + (self._decode.num_quiet_steps(MOST_SKIPPED) if self.may_skip else 0)
+        if place != self._expected:
+            ends_at, (num_sequences, context, *_) = self._ends_at, self._shape
+            for number in range(len(ends_at), place + 1):
+                shape = StepShape(num_sequences, context + number * num_sequences)
+                ends_at.append(ends_at[-1] + self._times.step_s(shape))
+            self._expected = place
+            self._version += 1
+            self._agenda.at(ends_at[place], self.number, self._end_step, self._version)
+        self.note_due()
+
+    def _end_step(self, version: int) -> None:
+        if version == self._version:
+            self.settle(self._agenda.now)
+        super()._end_step(version)
 
     def _step_ended(self, seconds: float) -> None:
+        self._expected = -1
         commands, following = self._decode.end_step(seconds, self._agenda.now)
         if following is not None:
             self._start(StepShape(following.num_sequences, following.num_tokens))

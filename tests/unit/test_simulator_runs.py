@@ -102,7 +102,9 @@ def test_step_by_step_it_is_the_same_to_the_last_bit(name: str) -> None:
         by_steps = simulate(DEPLOYMENTS[name], shapes, is_step_by_step=True)
         assert by_steps.as_run() == found.as_run()
         assert by_steps.workers == found.workers
-        assert (by_steps.num_events, by_steps.mean_in_flight) == (found.num_events, found.mean_in_flight)
+        assert by_steps.attempts_lost == found.attempts_lost
+        assert by_steps.mean_in_flight == found.mean_in_flight
+        assert by_steps.num_events >= found.num_events
 
 
 def test_where_room_is_short_sequences_are_preempted_and_go_on() -> None:
