@@ -15,6 +15,8 @@ from twinpool.config import Role
 from twinpool.errors import ConfigError, RequestFailed
 
 _TIMEOUT_S = 10.0
+_PLAIN_WIDTH = 240
+"""Columns where no terminal says how many there are: a worker is a line."""
 _HEADINGS = ("worker", "role", "state", "for", "attempts", "sequences", "KV used", "cached", "links")
 _EXAMPLES = """\
 examples:
@@ -114,9 +116,11 @@ def print_table(answer: Mapping[str, Any]) -> None:
     from rich.table import Table
 
     table = Table(*_HEADINGS, box=None, pad_edge=False)
+    for column in table.columns[:-1]:
+        column.no_wrap = True
     for worker in answer["workers"]:
         table.add_row(*cells_of(worker))
-    console = Console(file=sys.stdout)
+    console = Console(file=sys.stdout, width=None if sys.stdout.isatty() else _PLAIN_WIDTH)
     console.print(table)
     console.print(answer["reason"] if answer["ready"] else f"not ready: {answer['reason']}")
 
