@@ -150,9 +150,11 @@ def _decode_s(shapes: Sequence[Shape], yardstick: Yardstick) -> float:
     return yardstick.stream_token_s * sum(shape.output_tokens for shape in shapes) / len(shapes)
 
 
-def planned(load: Load, tokenizer: tokenizers.Tokenizer, seed: int) -> list[PlannedRequest]:
-    """The same requests with text. Raises ConfigError if the tokenizer cannot make prompts of exact lengths."""
-    synthesizer = Synthesizer(tokenizer, PromptAs.TEXT, seed)
+def planned(
+    load: Load, tokenizer: tokenizers.Tokenizer, prompt_as: PromptAs, seed: int
+) -> list[PlannedRequest]:
+    """The same requests with prompts. Raises ConfigError if the tokenizer cannot make texts of exact lengths."""
+    synthesizer = Synthesizer(tokenizer, prompt_as, seed)
     requests = [
         PlannedRequest(
             index=index,

@@ -16,7 +16,7 @@ import msgspec
 import tokenizers
 
 from twinpool.bench.comparison.stand import Hardware, Stand
-from twinpool.bench.serving.datasets import PromptAs, warm_up_requests
+from twinpool.bench.serving.datasets import warm_up_requests
 from twinpool.coordinator.launch import usable_cores
 from twinpool.engine.model_config import ModelConfig
 from twinpool.engine.model_files import resolve
@@ -27,6 +27,7 @@ from twinpool.planner.accuracy.layouts import BLOCK_SIZE, KV_TOKENS, LAYOUTS
 from twinpool.planner.accuracy.loads import Load, Yardstick, make_loads, planned
 from twinpool.planner.profile.fitted_times import FittedTimes
 from twinpool.planner.profile.measure import ProfileSettings, Profiling
+from twinpool.planner.profile.served import prompts_as
 
 REPETITIONS = 2
 SLICE_S = 2.0
@@ -93,10 +94,11 @@ def _measure_runs(
     profilings: list[Profiling], seed: int, say: Say,
 ) -> None:  # fmt: skip
     arms = {layout.name: layout.arm(max_model_len) for layout in LAYOUTS}
-    requests = {load.name: planned(load, tokenizer, seed) for load in loads}
+    prompt_as = prompts_as(tokenizer)
+    requests = {load.name: planned(load, tokenizer, prompt_as, seed) for load in loads}
     for arm in arms.values():
         say(f"starting {arm.name}")
-        warm = warm_up_requests(requests[loads[0].name], PromptAs.TEXT, tokenizer, _WARM_UPS, seed)
+        warm = warm_up_requests(requests[loads[0].name], prompt_as, tokenizer, _WARM_UPS, seed)
         stand.load(arm, [msgspec.structs.replace(each, at_s=0.0) for each in warm], "warm-up")
     shuffle = random.Random(seed)
     for repetition in range(REPETITIONS):

@@ -19,6 +19,7 @@ import tokenizers
 from twinpool import __version__
 from twinpool.bench.comparison.arms import Arm
 from twinpool.bench.comparison.noise import OTHERS_SHARE, STOLEN_SHARE
+from twinpool.bench.serving.datasets import PromptAs
 from twinpool.coordinator.launch import share_cores, usable_cores
 from twinpool.engine.model_config import ModelConfig
 from twinpool.errors import TransferError
@@ -206,9 +207,13 @@ class Profiling:
         """What all that was measured says."""
         noise = self._watch.noise(statistics.median(sample.spread for sample in self._sampler.samples()))
         profile = self._profile()
-        warnings = (*far_off(profile.residuals), *_noise_words(noise), *_skipped_words(self._skipped))
+        warnings = [*far_off(profile.residuals), *_noise_words(noise), *_skipped_words(self._skipped)]
+        if served.prompts_as(self._settings.tokenizer) is not PromptAs.TEXT:
+            warnings.append(
+                "prompts were sent as token ids, as this tokenizer joins words: tokenizing is not counted"
+            )
         measurements = msgspec.structs.replace(profile.measurements, noise=noise)
-        return msgspec.structs.replace(profile, measurements=measurements, warnings=warnings)
+        return msgspec.structs.replace(profile, measurements=measurements, warnings=tuple(warnings))
 
     def _own_cpu_s(self) -> float:
         return time.process_time() + sum(each.cpu_s() for each in self._engines)

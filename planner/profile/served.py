@@ -16,12 +16,12 @@ import tokenizers
 from twinpool.bench.comparison.arms import Arm
 from twinpool.bench.comparison.stand import Hardware, Stand
 from twinpool.bench.serving.arrivals import Pacing, Process, schedule
-from twinpool.bench.serving.datasets import DatasetSettings, RandomLengths, make_requests
+from twinpool.bench.serving.datasets import DatasetSettings, PromptAs, RandomLengths, make_requests
 from twinpool.bench.serving.metrics import ttft_s
 from twinpool.bench.serving.record import Ending, RequestRecord, Run
 from twinpool.bench.serving.workload import PlannedRequest
 from twinpool.config import Role
-from twinpool.errors import TwinpoolError
+from twinpool.errors import ConfigError, TwinpoolError
 from twinpool.planner.profile.nnls import nnls
 from twinpool.planner.profile.saved import ServedSample, ServedSteps
 from twinpool.planner.profile.spread import spread
@@ -71,6 +71,16 @@ class ServedRuns:
     request_cpu_s: float
 
 
+def prompts_as(tokenizer: tokenizers.Tokenizer) -> PromptAs:
+    """How prompts of exact lengths can be sent: as text, as clients do, or as ids where the tokenizer joins words."""
+    lengths = DatasetSettings(random=RandomLengths(input_len=LONG_PROMPT, output_len=1))
+    try:
+        make_requests(lengths, tokenizer, 4, 0)
+    except ConfigError:
+        return PromptAs.IDS
+    return PromptAs.TEXT
+
+
 def run_loads(
     arm: Arm, common: tuple[str, ...], block_size: int, tokenizer: tokenizers.Tokenizer, max_model_len: int,
     times: ServiceTimes, sizes: Sizes, folder: Path, say: Callable[[str], None],
@@ -82,13 +92,14 @@ def run_loads(
         ServerFault, NoServer: the server does not start, or ended meanwhile.
         OverheadsNotMeasured: not all requests were completed.
     """
-    long = min(LONG_PROMPT, max_model_len // 2)
+    long, prompt_as = min(LONG_PROMPT, max_model_len // 2), prompts_as(tokenizer)
 
     def made(prompt: int, output: int, count: int, seed: int) -> list[PlannedRequest]:
         lengths = RandomLengths(
             input_len=min(prompt, max_model_len // 2), output_len=min(output, max_model_len // 4)
         )
-        return make_requests(DatasetSettings(random=lengths), tokenizer, count, seed)
+        settings = DatasetSettings(random=lengths, prompt_as=prompt_as)
+        return make_requests(settings, tokenizer, count, seed)
 
     def alone(prompt: int, seed: int) -> list[PlannedRequest]:
         apart_s = 0.05 + 1.5 * times.step_s(of_chunk(prompt)) + 5 * times.step_s(of_sequences([prompt]))
