@@ -27,10 +27,10 @@ _CHAT = LognormalLengths(
     output_sigma=0.7,
     output_most=1_024,
 )
-_NUM_DEVICES = 4
-_TIGHT_TTFT = Slo(ttft_s=0.25, tpot_s=0.2)
-_TIGHT_TPOT = Slo(ttft_s=4.0, tpot_s=0.016)
-_LOOSE = Slo(ttft_s=10.0, tpot_s=0.5)
+_NUM_WORKERS, _TP = 4, 4
+_TIGHT_TTFT = Slo(ttft_s=0.5, tpot_s=0.2)
+_TIGHT_TPOT = Slo(ttft_s=4.0, tpot_s=0.025)
+_LOOSE = Slo(ttft_s=8.0, tpot_s=0.5)
 _BUDGETS = (512, 2_048, 8_192)
 _LLM_D_TTFT_S = 0.532
 
@@ -41,12 +41,10 @@ def _worker(gpu: str, model: str, tp: int = 1, precision: Precision = Precision.
 
 
 def taichi(num_requests: int) -> Iterator[Result]:
-    """The best of all layouts of four H100 with Llama-3.1-8B, by the shape of the objectives."""
-    load, worker = (
-        load_of(lognormal_shapes(_CHAT, num_requests, SEED), num_requests),
-        _worker("h100", "llama-3.1-8b"),
-    )
-    setting = f"Llama-3.1-8B, {_NUM_DEVICES} × H100 roofline, chat"
+    """The best of all layouts of four workers with Llama-3.1-70B on four H100 each, by the shape of the objectives."""
+    load = load_of(lognormal_shapes(_CHAT, num_requests, SEED), num_requests)
+    worker = _worker("h100", "llama-3.1-70b", _TP)
+    setting = f"Llama-3.1-70B, {_NUM_WORKERS} × TP{_TP} H100 roofline, chat"
     claims = (
         ("TaiChi, arXiv 2508.01989", "colocated wins for tight TTFT with loose TPOT", _TIGHT_TTFT, False),
         ("TaiChi, arXiv 2508.01989", "splitting wins for tight TPOT with loose TTFT", _TIGHT_TPOT, True),
@@ -65,10 +63,10 @@ def _best_rates(load: Load, worker: Worker, slo: Slo) -> tuple[tuple[str, float]
         return load.goodput(deployment, slo, 0.9, 8.0)
 
     longest = load.longest
-    splits = [split((p, worker), (_NUM_DEVICES - p, worker), longest) for p in range(1, _NUM_DEVICES)]
+    splits = [split((p, worker), (_NUM_WORKERS - p, worker), longest) for p in range(1, _NUM_WORKERS)]
     apart = max(((each.name, rate(each)) for each in splits), key=lambda found: found[1])
     whole = [
-        (f"chunks of {size:,}", rate(colocated(_NUM_DEVICES, worker, longest, size))) for size in _BUDGETS
+        (f"chunks of {size:,}", rate(colocated(_NUM_WORKERS, worker, longest, size))) for size in _BUDGETS
     ]
     return apart, max(whole, key=lambda found: found[1])
 
