@@ -188,7 +188,7 @@ def check_from_another_function() -> None:
 
 
 def run_this_file(tmp_path: Path, what: str, **variables: str) -> str:
-    """What it prints when it runs `what` by itself, compiling for itself: that takes long, so only what is asked for."""
+    """What it prints when it runs `what` by itself, compiling for itself: nothing else, as that takes long."""
     environment = os.environ | variables | {"NUMBA_CACHE_DIR": str(tmp_path)}
     environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
     command = [sys.executable, __file__, what]
