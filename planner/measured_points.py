@@ -8,7 +8,8 @@ A closed loop keeps c requests of one length in flight. Predicted are
 - TTFT together: (c + 1) / 2 of them, the mean where all c come at once and are computed one after the other. Streams of
   one length stay in step, so later prompts come together, too;
 - TPOT: a step of c sequences at ISL + OSL / 2 tokens, and while a stream of OSL tokens runs one prompt of each of the
-  c - 1 others: (c - 1) · prompt / OSL.
+  c - 1 others: (c - 1) · prompt / OSL. Of disaggregated workers c is the batch of one decode worker, and no prompt
+  disturbs its streams.
 
 Engines' own times for HTTP, tokenizing and scheduling are not in it. One figure was fitted to a half of the points
 (what layers with experts cost); the other half has rows of its own.
@@ -22,7 +23,7 @@ import os
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -34,7 +35,6 @@ from twinpool.planner.times.floor import refuse_faster_times
 from twinpool.planner.times.model_shapes import ModelShape, known_shape
 from twinpool.planner.times.public_data import VARIABLE, file_of, folder
 from twinpool.planner.times.registry import Conditions, roofline, service_times
-from twinpool.planner.times.service_times import ServiceTimes
 
 POINTS = "perf/measured_serving_points.csv"
 CHUNK_TOKENS = 8_192
@@ -54,7 +54,11 @@ _ENGINES = {"trtllm": "TensorRT-LLM", "vllm": "vLLM", "sglang": "SGLang"}
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One measurement: `concurrency` requests at a time, of `prompt_tokens` and `output_tokens` each, in seconds."""
+    """One measurement: `concurrency` requests at a time, of `prompt_tokens` and `output_tokens` each, in seconds.
+
+    Of disaggregated workers the concurrency is that of one decode worker, which has `tp` devices; `prefill_tp` is None
+    of colocated ones.
+    """
 
     name: str
     engine: str
@@ -67,6 +71,7 @@ class Point:
     concurrency: int
     ttft_s: float
     tpot_s: float
+    prefill_tp: int | None = None
 
 
 class Prediction(NamedTuple):
@@ -112,19 +117,23 @@ def read_points(path: Path, max_concurrency: int) -> tuple[list[Point], Counter[
 
 def _point(row: Mapping[str, str], max_concurrency: int) -> Point | str:
     """The row as a point, or why it is left out."""
-    if row["mode"] != "agg":
-        return "disaggregated: its concurrency is not told"
-    if int(row["batch_size"]) > max_concurrency:
-        return f"concurrency above {max_concurrency}: TTFT is queueing"
+    is_split = row["mode"] == "disagg"
+    side = "decode_" if is_split else ""
+    if not row[f"{side}batch_size"]:
+        return "its batch is not told"
+    concurrency = int(row[f"{side}batch_size"])
+    if concurrency > max_concurrency:
+        return f"concurrency (of a decode worker) above {max_concurrency}"
     model = known_shape(row["model_path"])
     if model is None:
         return f"no shape of {row['model_path'].rsplit('/', 1)[-1]}"
-    tp, copies = int(row["tp_size"]), int(row["attention_dp_size"] or 1)
-    if copies > 1 or tp > _MOST_DEVICES:
-        return f"data-parallel attention, or more than {_MOST_DEVICES} devices"
-    spread = int(row["moe_tp_size"] or 1) * int(row["moe_ep_size"] or 1)
-    if model.experts is not None and spread != tp:
-        return "experts on other devices than attention"
+    for part in (side, "prefill_") if is_split else (side,):
+        tp, copies = int(row[f"{part}tp_size"]), int(row[f"{part}attention_dp_size"] or 1)
+        if copies > 1 or tp > _MOST_DEVICES:
+            return f"data-parallel attention, or more than {_MOST_DEVICES} devices"
+        spread = int(row[f"{part}moe_tp_size"] or 1) * int(row[f"{part}moe_ep_size"] or 1)
+        if model.experts is not None and spread != tp:
+            return "experts on other devices than attention"
     quantized = (row["moe_quant_mode"] if model.experts else row["gemm_quant_mode"]) or row["precision"]
     return Point(
         name=row["id"],
@@ -132,28 +141,26 @@ def _point(row: Mapping[str, str], max_concurrency: int) -> Point | str:
         device=device_named(row["system"]),
         model=model,
         precision=_PRECISIONS[quantized],
-        tp=tp,
+        tp=int(row[f"{side}tp_size"]),
         prompt_tokens=int(row["isl"]),
         output_tokens=int(row["osl"]),
-        concurrency=int(row["batch_size"]),
+        concurrency=concurrency,
         ttft_s=float(row["silicon_ttft_ms"]) / 1e3,
         tpot_s=float(row["silicon_tpot_ms"]) / 1e3,
+        prefill_tp=int(row["prefill_tp_size"]) if is_split else None,
     )
 
 
 StepTime = Callable[[StepShape], float]
 
 
-def predict(step_s: StepTime, point: Point) -> Prediction:
-    """What steps of these times make of the point's load."""
-    prompt_s = sum(step_s(chunk) for chunk in _chunks(point.prompt_tokens))
+def predict(step_s: StepTime, point: Point, prefill_step_s: StepTime | None = None) -> Prediction:
+    """What steps of these times make of the point's load; `prefill_step_s` are those of prefill workers of its own."""
+    prompt_s = sum((prefill_step_s or step_s)(chunk) for chunk in _chunks(point.prompt_tokens))
     context = int(point.concurrency * (point.prompt_tokens + point.output_tokens / 2))
     decode_s = step_s(StepShape(num_sequences=point.concurrency, context_tokens=context))
-    return Prediction(
-        prompt_s,
-        (point.concurrency + 1) / 2 * prompt_s,
-        decode_s + (point.concurrency - 1) * prompt_s / point.output_tokens,
-    )
+    disturbed_s = 0.0 if prefill_step_s else (point.concurrency - 1) * prompt_s / point.output_tokens
+    return Prediction(prompt_s, (point.concurrency + 1) / 2 * prompt_s, decode_s + disturbed_s)
 
 
 def _chunks(num_tokens: int) -> Iterable[StepShape]:
@@ -168,15 +175,21 @@ def compare(
     compared: list[Compared] = []
     left_out: Counter[str] = Counter()
     for point in points:
+        spec = f"{kind}:{point.device.name}"
         conditions = Conditions(tp=point.tp, precision=point.precision, public_data=public_data)
+        prefill = None if point.prefill_tp is None else replace(conditions, tp=point.prefill_tp)
         try:
-            times: ServiceTimes = service_times(f"{kind}:{point.device.name}", point.model, conditions)
+            times = service_times(spec, point.model, conditions)
+            prefill_times = None if prefill is None else service_times(spec, point.model, prefill)
             floor = roofline(point.device.name, point.model, conditions)
+            prefill_floor = None if prefill is None else roofline(point.device.name, point.model, prefill)
         except ConfigError as exc:
             left_out[str(exc)] += 1
             continue
         refuse_faster_times(times, floor)
-        compared.append(Compared(point, predict(times.step_s, point), predict(floor.floor_s, point)))
+        predicted = predict(times.step_s, point, prefill_times and prefill_times.step_s)
+        least = predict(floor.floor_s, point, prefill_floor and prefill_floor.floor_s)
+        compared.append(Compared(point, predicted, least))
     return compared, left_out
 
 
@@ -190,6 +203,7 @@ def table(compared: Sequence[Compared]) -> list[str]:
     held_out = [each for each in compared if is_held_out(each.point)]
     groups = [("all", list(compared)), ("the half that nothing was fitted to", held_out)]
     keys: Sequence[Callable[[Compared], str]] = (
+        lambda each: "colocated" if each.point.prefill_tp is None else "disaggregated",
         lambda each: each.point.engine,
         lambda each: each.point.device.title,
         lambda each: each.point.model.name,

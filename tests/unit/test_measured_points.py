@@ -27,7 +27,13 @@ ROW = {
     "id": "a", "backend": "vllm", "model_path": "meta-llama/Llama-3.1-70B", "system": "h100_sxm", "precision": "fp8",
     "mode": "agg", "isl": "1024", "osl": "512", "gemm_quant_mode": "fp8", "moe_quant_mode": "fp8", "batch_size": "4",
     "tp_size": "4", "pp_size": "1", "attention_dp_size": "1", "moe_tp_size": "4", "moe_ep_size": "1",
-    "silicon_ttft_ms": "90", "silicon_tpot_ms": "12",
+    "silicon_ttft_ms": "90", "silicon_tpot_ms": "12", "decode_batch_size": "", "decode_tp_size": "",
+    "decode_attention_dp_size": "", "decode_moe_tp_size": "", "decode_moe_ep_size": "", "prefill_tp_size": "",
+    "prefill_attention_dp_size": "", "prefill_moe_tp_size": "", "prefill_moe_ep_size": "",
+}  # fmt: skip
+SPLIT = {
+    **ROW, "mode": "disagg", "batch_size": "", "tp_size": "", "decode_batch_size": "6", "decode_tp_size": "8",
+    "prefill_tp_size": "2", "prefill_attention_dp_size": "1", "decode_attention_dp_size": "1",
 }  # fmt: skip
 POINT = Point(
     "a", "vLLM", DEVICES["h100"], SHAPES["llama-3.1-70b"], Precision.FP8, 4, 1_024, 512, 4, 0.09, 0.012
@@ -48,11 +54,17 @@ def test_a_row_is_read_in_seconds_with_its_layout(tmp_path: Path) -> None:
     assert read_points(write(tmp_path, [ROW]), 8) == ([POINT], {})
 
 
+def test_prefill_and_decode_workers_of_a_row_are_read_apart(tmp_path: Path) -> None:
+    (point,), _ = read_points(write(tmp_path, [SPLIT]), 8)
+    assert (point.tp, point.prefill_tp, point.concurrency) == (8, 2, 6)
+
+
 @pytest.mark.parametrize(
     ("changed", "reason"),
     [
-        ({"mode": "disagg"}, "disaggregated"),
-        ({"batch_size": "16"}, "concurrency above 8"),
+        ({"batch_size": "16"}, "concurrency (of a decode worker) above 8"),
+        ({**SPLIT, "decode_batch_size": "64"}, "concurrency (of a decode worker) above 8"),
+        ({**SPLIT, "prefill_attention_dp_size": "4"}, "data-parallel attention"),
         ({"model_path": "someone/Unheard-Of"}, "no shape of Unheard-Of"),
         ({"tp_size": "16"}, "more than 8 devices"),
         ({"attention_dp_size": "4"}, "data-parallel attention"),
@@ -77,6 +89,12 @@ def test_streams_are_held_up_once_by_each_other_request() -> None:
     assert found.ttft_alone_s == pytest.approx(0.1)
     assert found.ttft_together_s == pytest.approx(0.25)
     assert found.tpot_s == pytest.approx(0.01 + 3 * 0.1 / 512)
+
+
+def test_no_prompt_disturbs_streams_of_a_decode_worker() -> None:
+    found = predict(lambda _: 0.01, POINT, lambda _: 0.1)
+    assert found.ttft_alone_s == pytest.approx(0.1)
+    assert found.tpot_s == pytest.approx(0.01)
 
 
 def test_a_long_prompt_is_computed_in_chunks() -> None:
