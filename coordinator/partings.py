@@ -40,10 +40,11 @@ class Partings:
             else:
                 self._custody.resume(request, LOST, now, detail=f"worker {worker.worker_id} {reason}")
 
-    def hand_on(self, worker: Worker, why: str, now: float) -> None:
-        """The worker lives and is to hold nothing any more: what it has not been told to cancel goes on elsewhere."""
+    def hand_on(self, worker: Worker, most_slots: int, why: str, now: float) -> None:
+        """The worker lives and is to hold nothing any more: what it has not been told to cancel goes on elsewhere. One
+        that may need more than `most_slots`, which there are there, ends where it is."""
         for leg in _youngest_first(worker):
-            if leg.cancelled_at is None:
+            if leg.cancelled_at is None and leg.request.max_slots <= most_slots:
                 self._custody.resume(leg.request, HANDED_ON, now, detail=f"{worker.worker_id} {why}")
 
 

@@ -36,14 +36,15 @@ Wish = ChangeRole | DrainWorker | SetPools
 
 class Pools:
     """Carries out wishes. `emit` takes commands in order; `lose` a worker that counts as lost, why, and `now`: it calls
-    `gone`; `hand_on` one whose requests are to go on elsewhere, why, and `now`."""
+    `gone`; `hand_on` one whose requests are to go on elsewhere, the KV slots that the largest pool there has, why, and
+    `now`."""
 
     def __init__(
         self,
         config: CoordinatorConfig,
         registry: Registry,
         lose: Callable[[Worker, str, float], None],
-        hand_on: Callable[[Worker, str, float], None],
+        hand_on: Callable[[Worker, int, str, float], None],
         emit: Callable[[Command], None],
     ) -> None:
         self._patience_s = OBEYS_WITHIN_LEASES * config.lease_s
@@ -83,12 +84,12 @@ class Pools:
             if departure.told_at is not None:
                 if now - departure.told_at > self._patience_s:
                     self._lose(worker, f"was told to go and has not for {self._patience_s:g} s", now)
-            elif not self._others(worker):
+            elif not (others := self._others(worker)):
                 self._call_off(worker, departure)
             elif not worker.legs:
                 self._tell(worker, departure, now)
             elif now >= departure.hand_on_at:
-                self._hand_on(worker, departure.purpose, now)
+                self._hand_on(worker, max(other.num_slots for other in others), departure.purpose, now)
 
     def gone(self, worker: Worker) -> None:
         """The worker has gone, as it was told or otherwise."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
-from support.coordinator_core import CoreDriver, register
+from support.coordinator_core import CoreDriver, register, submission
 
 from twinpool.config import Role
 from twinpool.coordinator.custody import HANDED_ON
@@ -144,6 +144,23 @@ def test_what_has_not_ended_in_time_goes_on_elsewhere_and_is_charged_to_nobody()
     driver.token(stayer, 3, FinishReason.STOP, attempt=2)
     assert driver.tokens() == [1000, 1001, 1002, 1003]
     assert driver.finish() is FinishReason.STOP
+
+
+def test_a_request_that_fits_nowhere_else_ends_where_it_is() -> None:
+    driver = three()
+    driver.join("L", D, num_blocks=128)
+    driver.link("P", "L")
+    for worker_id in ("D", "E"):
+        driver.do(DrainWorker("t", worker_id, 0.0))
+        driver.say(worker_id, Left("drained"))
+    assert generating(driver) == "L"
+    driver.core._custody.requests["r"].submission = submission("r", max_tokens=1500)
+    driver.join("S", D, num_blocks=64)
+    change(driver, "L", P, wait_s=0.0)
+    assert driver.sent_to("L") == []
+    driver.token("L", 2, FinishReason.STOP)
+    assert driver.sent_to("L") == [TakeRole(P)]
+    assert driver.tokens() == [1000, 1001, 1002]
 
 
 def test_a_prompt_under_way_is_handed_on_too() -> None:
