@@ -74,9 +74,9 @@ def parse_slo(pairs: Sequence[str]) -> Slo | None:
     inner = []
     for pair in pairs:
         name, equals, value = pair.partition("=")
-        number = value.removesuffix("s").removesuffix("m")
-        factor = 1e3 if value.endswith("s") and not value.endswith("ms") else 1.0
-        ms = _milliseconds(number)
+        unit = "ms" if value.endswith("ms") else "s" if value.endswith("s") else ""
+        ms = _milliseconds(value.removesuffix(unit))
+        factor = 1e3 if unit == "s" else 1.0
         if not equals or name not in _FIELDS or not ms:
             allowed = ", ".join(f"{known}=TIME" for known in _FIELDS)
             raise ConfigError(f"--slo is {pair!r}; allowed: {allowed}, with times like 300ms or 2s")

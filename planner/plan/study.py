@@ -50,7 +50,7 @@ class Question:
     budget: int = 8
     confidence: float = 0.9
     replications: int = 4
-    effort: int = 100_000
+    effort: int = 60_000
     seed: int = 0
 
     def __post_init__(self) -> None:

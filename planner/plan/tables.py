@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from textwrap import wrap
 
 from twinpool.bench.reports.model import Interval, Table, Unit
 from twinpool.bench.reports.words import NONE, amount, bracketed, ends, number, percent, signed_percent
 from twinpool.planner.plan.result import Case, Plan, Planned
 
 _MOST_LAYOUTS = 10
+_WIDTH = 110
 
 
 def layout_table(plan: Plan, most: int | None = _MOST_LAYOUTS) -> Table:
@@ -174,13 +176,14 @@ def _lines(plan: Plan) -> Iterator[str]:
         f"{plan.model}, {traffic.name}: {rate}, {traffic.input_tokens:,.0f} tokens in "
         f"({percent(traffic.reused_share)} reusable) and {traffic.output_tokens:,.0f} out on average"
     )
-    yield from (f"  {finding}" for finding in plan.findings)
+    for finding in plan.findings:
+        yield from wrap(finding, _WIDTH, initial_indent="· ", subsequent_indent="  ")
     for table in all_tables(plan):
         yield ""
         yield table.title
         yield from _columns(table.columns, table.rows)
         if table.note:
-            yield f"  {table.note}"
+            yield from wrap(table.note, _WIDTH, initial_indent="  ", subsequent_indent="  ")
     yield ""
     yield (
         f"{plan.num_simulations:,} simulations of {plan.num_simulated_requests:,} requests; seed {plan.seed}; "

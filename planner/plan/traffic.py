@@ -20,6 +20,8 @@ from twinpool.errors import ConfigError
 
 _GOLDEN = (math.sqrt(5) - 1) / 2
 """Multiples of it, without their whole part, lie evenly in [0, 1) however many there are."""
+_SILVER = math.sqrt(2) - 1
+"""Likewise, and no multiple of the other one is near one of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +73,7 @@ class Traffic:
         """So many consecutive requests from a place that follows from the other arguments, at `rate_per_s` on average.
         The same arguments give the same ones, and other rates the same requests."""
         size = len(self.shapes)
-        start = int(size * ((seed * _GOLDEN * _GOLDEN + replication * _GOLDEN) % 1.0))
+        start = int(size * ((seed * _SILVER + replication * _GOLDEN) % 1.0))
         gaps = self._gaps(start, num_requests, replication, seed)
         factor = num_requests / rate_per_s / float(gaps.sum())
         times = (np.cumsum(gaps) - gaps[0]) * factor

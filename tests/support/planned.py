@@ -98,8 +98,8 @@ class Pretended:
         self.num_runs += 1
         rate = len(shapes) / (shapes[-1].at_s or 1.0)
         kind = len(deployment.pools) if self.apart else 0
-        stretch = hash((*shapes[0].pieces[0].key, kind)) % 1000 / 1000
-        capacity = self.capacity_of(deployment) * (1 + self.spread * (2 * stretch - 1))
+        luck = np.random.default_rng((*shapes[0].pieces[0].key, kind)).uniform(-1, 1)
+        capacity = self.capacity_of(deployment) * (1 + self.spread * luck)
         count = len(shapes[measured(len(shapes))])
         num_good = round(count * min(1.0, 0.9 * capacity / rate))
         ttft = np.where(np.arange(count) < num_good, 0.1, 100.0)

@@ -75,7 +75,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help=f"token budgets of colocated workers ({_COLOCATED_BUDGETS}; a CPU {_CPU_COLOCATED_BUDGETS})")  # fmt: skip
     add("--replications", type=int, default=4, metavar="N", help="stretches of the data that decide (4)")
     add("--confidence", type=float, default=0.9, metavar="SHARE", help="of intervals (0.9)")
-    add("--effort", type=int, default=100_000, metavar="N", help="requests to simulate, about (100000)")
+    add("--effort", type=int, default=60_000, metavar="N", help="requests to simulate, about (60000)")
     add("--seed", type=int, default=0, metavar="N", help="another one: other stretches of the data")
     add("--json", action="store_true", help="print the plan as JSON")
     add(
