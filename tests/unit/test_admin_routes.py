@@ -77,7 +77,11 @@ def client_of(application: FastAPI, key: str | None) -> httpx.AsyncClient:
     return httpx.AsyncClient(transport=in_process(application), base_url="http://gateway", headers=headers)
 
 
-@pytest.mark.parametrize("key", [None, TENANT, ADMIN[:-1], ADMIN + "x", "x" * 1000])
+@pytest.mark.parametrize(
+    "key",
+    [None, TENANT, ADMIN[:-1], ADMIN + "x", "x" * 1000],
+    ids=["none", "a tenant's", "shorter", "longer", "another"],
+)
 async def test_nobody_else_gets_in(application: FastAPI, pools: ScriptedPools, key: str | None) -> None:
     pools.asked = []
     async with client_of(application, key) as client:
@@ -178,6 +182,8 @@ def test_the_document_has_the_routes_their_key_and_their_answers(application: Fa
             assert operation["security"] == [{"admin-key": []}]
             assert {"200", "401", "403"} <= operation["responses"].keys()
             assert ("409" in operation["responses"]) == (method == "post")
+            if method == "post":
+                assert operation["requestBody"]["required"] == ("drain" not in operation["operationId"])
     schema = document["components"]["schemas"]["RoleBody"]["properties"]["role"]
     assert schema["enum"] == ["prefill", "decode"]
 
