@@ -77,7 +77,8 @@ class Admin:
             (f"{worker}/drain", self.drain, DrainBody),
             (f"{worker}/role", self.change_role, RoleBody),
         ):
-            app.add_api_route(path, handler, methods=["POST"], openapi_extra=body_schema(body))
+            described = body_schema(body, needs_body=body is not DrainBody)
+            app.add_api_route(path, handler, methods=["POST"], openapi_extra=described)
 
     async def pools(self) -> Response:
         """Every worker: its role, what it is doing, what it holds, its links."""

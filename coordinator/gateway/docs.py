@@ -46,11 +46,12 @@ _OF_A_GENERATION = (409, 499, 504)
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """What the document says of a route beyond its path and its handler's docstring: the struct of its body, and
-    whether it `generates`, so that it has an id, waits for workers and may be streamed."""
+    """What the document says of a route beyond its path and its handler's docstring: the struct of its body, whether it
+    `needs_body`, and whether it `generates`, so that it has an id, waits for workers and may be streamed."""
 
     body: type[msgspec.Struct] | None = None
     generates: bool = False
+    needs_body: bool = True
 
 
 def generation_schema(body: type[msgspec.Struct]) -> dict[str, Any]:
@@ -58,9 +59,9 @@ def generation_schema(body: type[msgspec.Struct]) -> dict[str, Any]:
     return {_KEY: Operation(body, generates=True)}
 
 
-def body_schema(body: type[msgspec.Struct]) -> dict[str, Any]:
+def body_schema(body: type[msgspec.Struct], *, needs_body: bool = True) -> dict[str, Any]:
     """The `openapi_extra` of a route that reads such a body and answers at once."""
-    return {_KEY: Operation(body)}
+    return {_KEY: Operation(body, needs_body=needs_body)}
 
 
 def describe(app: FastAPI, *, needs_key: bool, metrics_open: bool) -> None:
@@ -194,7 +195,10 @@ def _described(
         ok["headers"] = generation_headers(has_quotas=needs_key)
     if op.body is not None:
         ok["headers"] |= body_headers()
-        described["requestBody"] = {"required": True, "content": {_JSON: {"schema": schema_of[op.body]}}}
+        described["requestBody"] = {
+            "required": op.needs_body,
+            "content": {_JSON: {"schema": schema_of[op.body]}},
+        }
     return {**described, "parameters": parameters, "responses": {"200": ok, **_own_unavailable(route)}}
 
 
