@@ -23,7 +23,7 @@ from twinpool.engine.model_files import resolve
 from twinpool.engine.processor import processor
 from twinpool.engine.tokenizer import Tokenizer
 from twinpool.planner.accuracy.folder import Facts, Folder
-from twinpool.planner.accuracy.layouts import BLOCK_SIZE, KV_TOKENS, LAYOUTS
+from twinpool.planner.accuracy.layouts import BLOCK_SIZE, KV_TOKENS, LAYOUTS, Layout
 from twinpool.planner.accuracy.loads import Load, Yardstick, make_loads, planned
 from twinpool.planner.profile.fitted_times import FittedTimes
 from twinpool.planner.profile.measure import ProfileSettings, Profiling
@@ -45,8 +45,9 @@ def measure_all(
     say: Say,
     *,
     is_quick: bool = False,
+    only: str = "",
 ) -> None:
-    """Fills the folder.
+    """Fills the folder; with `only` no more than the runs in whose "layout, load" that stands.
 
     Raises:
         ConfigError, ModelError, TransferError, ServerFault: as profiles and stands do.
@@ -84,25 +85,31 @@ def measure_all(
         max_model_len = ModelConfig.from_dir(model.path).max_positions
         hardware = Hardware(() if asked is None else (asked,), KV_TOKENS, BLOCK_SIZE)
         with Stand(hardware, folder.path) as stand:
-            _measure_runs(folder, loads, tokenizer, max_model_len, stand, profilings, seed, say)
+            runs = [
+                (layout, load)
+                for layout in LAYOUTS
+                for load in loads
+                if only in f"{layout.name}, {load.name}"
+            ]
+            _measure_runs(folder, runs, tokenizer, max_model_len, stand, profilings, seed, say)
         for profiling in profilings:
             folder.save_profile(profiling.profile())
 
 
 def _measure_runs(
-    folder: Folder, loads: list[Load], tokenizer: tokenizers.Tokenizer, max_model_len: int, stand: Stand,
-    profilings: list[Profiling], seed: int, say: Say,
+    folder: Folder, runs: list[tuple[Layout, Load]], tokenizer: tokenizers.Tokenizer, max_model_len: int,
+    stand: Stand, profilings: list[Profiling], seed: int, say: Say,
 ) -> None:  # fmt: skip
-    arms = {layout.name: layout.arm(max_model_len) for layout in LAYOUTS}
+    arms = {layout.name: layout.arm(max_model_len) for layout, _ in runs}
     prompt_as = prompts_as(tokenizer)
-    requests = {load.name: planned(load, tokenizer, prompt_as, seed) for load in loads}
+    requests = {load.name: planned(load, tokenizer, prompt_as, seed) for _, load in runs}
     for arm in arms.values():
         say(f"starting {arm.name}")
-        warm = warm_up_requests(requests[loads[0].name], prompt_as, tokenizer, _WARM_UPS, seed)
+        warm = warm_up_requests(next(iter(requests.values())), prompt_as, tokenizer, _WARM_UPS, seed)
         stand.load(arm, [msgspec.structs.replace(each, at_s=0.0) for each in warm], "warm-up")
     shuffle = random.Random(seed)
     for repetition in range(REPETITIONS):
-        order = [(layout, load) for layout in LAYOUTS for load in loads]
+        order = list(runs)
         shuffle.shuffle(order)
         for number, (layout, load) in enumerate(order):
             for profiling in profilings:
