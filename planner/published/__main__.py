@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from twinpool.errors import ConfigError, TwinpoolError
-from twinpool.planner.published import alone, corners, distserve
+from twinpool.planner.published import alone, corners, distserve, mooncake
 from twinpool.planner.published.figures import Result, table
 from twinpool.planner.times.public_data import VARIABLE, folder
 
@@ -18,6 +18,7 @@ PARTS: dict[str, Callable[[Path, int], Iterator[Result]]] = {
     "alone": lambda root, _: alone.results(root),
     "distserve-figure-1": distserve.figure_1,
     "distserve-table-2": distserve.table_2,
+    "mooncake": lambda root, _: iter([mooncake.ratios(root)]),
     "taichi": lambda _, count: corners.taichi(count),
     "llm-d": lambda _, count: corners.llm_d(count),
     "mori-io": lambda _, __: corners.mori_io(),
