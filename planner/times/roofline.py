@@ -96,6 +96,9 @@ class Roofline:
         self._products_share = efficiency.narrow_products if is_narrow else efficiency.products
         self._bytes_per_s = tp * device.bytes_per_s
         weight = precision.weight_bytes
+        self._active_weights = model.active_weights
+        self._head_weights = model.head_weights
+        self._sequence_pair_flops = model.sequence_pair_flops()
         self._shared_bytes = model.shared_weights * weight
         self._head_bytes = model.head_weights * max(weight, 2.0)
         self._expert_bytes = model.num_expert_layers * model.expert_weights * weight
@@ -132,24 +135,28 @@ class Roofline:
         """An estimate; accelerators do not slow each other down."""
         if shape == _EMPTY:
             return 0.0
-        used, model = self.efficiency, self.model
+        used = self.efficiency
         tokens = shape.num_sequences + shape.prompt_tokens
         rows = shape.num_sequences + shape.num_chunks
         num_bytes = self._shared_bytes + self._head_bytes + self._experts_read(tokens) * self._expert_bytes
-        flops = 2.0 * (model.active_weights * tokens + model.head_weights * rows)
+        flops = 2.0 * (self._active_weights * tokens + self._head_weights * rows)
         products_s = max(
             num_bytes / (self._bytes_per_s * used.bandwidth),
             flops / (self._flops_per_s * self._products_share),
         )
         kv_bytes_per_s = self._kv_bytes_per_s * used.bandwidth
         attention_flops_per_s = self._attention_flops_per_s * used.attention
-        sequences_s = max(
-            self._sequence_kv_bytes(shape) / kv_bytes_per_s,
-            self._sequence_flops(shape) / attention_flops_per_s,
-        )
-        chunks_s = max(
-            self._chunk_kv_bytes(shape) / kv_bytes_per_s, self._chunk_flops(shape) / attention_flops_per_s
-        )
+        sequences_s = chunks_s = 0.0
+        if shape.num_sequences:
+            positions = self._sequence_positions(shape)
+            sequences_s = max(
+                positions * self._kv_layer_bytes / kv_bytes_per_s,
+                positions * self._sequence_pair_flops / attention_flops_per_s,
+            )
+        if shape.num_chunks:
+            chunks_s = max(
+                self._chunk_kv_bytes(shape) / kv_bytes_per_s, self._chunk_flops(shape) / attention_flops_per_s
+            )
         return self._fixed_s + products_s + sequences_s + chunks_s + tokens * self._collectives_token_s
 
     def transfer_s(self, num_bytes: int) -> float:
