@@ -1,0 +1,139 @@
+"""`twinpool simulate`: what it prints and writes, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from twinpool.bench.serving.record import Ending, decode_run
+from twinpool.cli import main
+from twinpool.config import Role
+from twinpool.errors import ConfigError
+from twinpool.planner.simulator.layout import Part, parse_layout
+
+H100 = ("simulate", "--model", "llama-3.1-8b", "--gpu", "h100", "--disable-tqdm")
+SMALL = (
+    "--num-prompts",
+    "30",
+    "--request-rate",
+    "20",
+    "--random-input-len",
+    "200",
+    "--random-output-len",
+    "20",
+)
+
+
+def test_it_prints_the_benchs_summary_the_same_for_the_same_flags(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    told = []
+    for _ in range(2):
+        assert main([*H100, *SMALL, "--layout", "2P3D", "--save-result", "--seed", "3"]) == 0
+        told.append(capsys.readouterr().out)
+    assert told[0] == told[1]
+    assert "Successful requests:                           30" in told[0]
+    assert "3 decode of llama-3.1-8b in bf16 on 1 × H100 SXM, roofline: computing" in told[0]
+    assert "simulated: 2P3D; no server was loaded" in told[0]
+    assert "load generator" not in told[0]
+    result = json.loads((tmp_path / "simulation-2P3D-20.0qps-llama-3.1-8b.json").read_text())
+    assert result["completed"] == 30
+    assert result["twinpool"]["is_simulated"] is True
+    assert result["twinpool"]["accelerators"] == {"prefill": 2, "decode": 3}
+    assert result["mean_ttft_ms"] > 0
+
+
+def test_another_seed_is_another_run(capsys: pytest.CaptureFixture[str]) -> None:
+    told = set()
+    for seed in ("1", "2"):
+        assert main([*H100, *SMALL, "--seed", seed]) == 0
+        told.add(capsys.readouterr().out)
+    assert len(told) == 2
+
+
+def test_records_and_a_report_are_written(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    records, page = tmp_path / "records.json", tmp_path / "page.html"
+    flags = (
+        "--layout",
+        "2xcolocated",
+        "--save-records",
+        str(records),
+        "--report",
+        str(page),
+        "--goodput",
+        "ttft:100",
+    )
+    assert main([*H100, *SMALL, *flags]) == 0
+    assert "Request goodput (req/s; TTFT 100 ms)" in capsys.readouterr().out
+    run = decode_run(records.read_bytes())
+    assert {record.ending for record in run.requests} == {Ending.COMPLETED}
+    assert all(len(record.chunks) == 20 for record in run.requests)
+    assert "2 colocated, simulated" in page.read_text()
+
+
+def test_a_closed_loop_and_a_trace_of_the_azure_service(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*H100, "--dataset-name", "azure-code", "--num-prompts", "20", "--num-clients", "4"]) == 0
+    assert "Peak concurrent requests:                      4.00" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (("--layout", "0P1D"), "--layout is '0P1D'; allowed: workers and devices of each"),
+        (("--layout", "2P"), "--layout is '2P'"),
+        (("--times", "roofline:h100"), "given is --times, --gpu; give exactly one"),
+        (("--kv-memory", "1MiB"), "--kv-memory is 1048576; allowed:"),
+        (("--max-model-len", "1000000"), "--max-model-len is 1000000; allowed: at most 131072"),
+        (("--report", "page.txt"), "--report is 'page.txt'; allowed: a name that ends in .html"),
+        (("--num-clients", "0"), "--num-clients is 0"),
+        (("--link", "0"), "--link is 0.0; allowed: above 0 GB/s"),
+        (("--num-prompts", "0"), "the number of requests is 0; allowed: 1 or more"),
+        (("--goodput", "x:1"), "--goodput is 'x:1'"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_a_reason(
+    flags: tuple[str, ...], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*H100, "--num-prompts", "5", *flags]) == 2
+    assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (("--model", "llama-3.1-8b"), "given is none of them; give exactly one"),
+        (("--gpu", "h100"), "--model is not given"),
+        (("--model", "llama-3.1-8b", "--gpu", "h900"), "h900"),
+        (("--model", "no/such-model", "--gpu", "h100"), "no/such-model"),
+        (("--profile", "no-such.json"), "no-such.json"),
+    ],
+)
+def test_hardware_that_is_not_known_is_refused(
+    flags: tuple[str, ...], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["simulate", "--num-prompts", "5", *flags]) == 2
+    assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("1P1D", (Part(Role.PREFILL, 1), Part(Role.DECODE, 1))),
+        ("2p(tp2)4d(TP4)", (Part(Role.PREFILL, 2, 2), Part(Role.DECODE, 4, 4))),
+        ("64P192D", (Part(Role.PREFILL, 64), Part(Role.DECODE, 192))),
+        ("4xcolocated", (Part(Role.COLOCATED, 4),)),
+        ("4 colocated", (Part(Role.COLOCATED, 4),)),
+        ("4xcolocated(TP2)", (Part(Role.COLOCATED, 4, 2),)),
+    ],
+)
+def test_layouts_are_read_as_people_write_them(text: str, parts: tuple[Part, ...]) -> None:
+    assert parse_layout(text) == parts
+
+
+@pytest.mark.parametrize("text", ["", "P1D", "1P0D", "1D1P", "xcolocated", "1P1D0", "colocated"])
+def test_other_layouts_are_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="--layout is"):
+        parse_layout(text)
