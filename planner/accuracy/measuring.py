@@ -92,8 +92,6 @@ def measure_all(
                 if only in f"{layout.name}, {load.name}"
             ]
             _measure_runs(folder, runs, tokenizer, max_model_len, stand, profilings, seed, say)
-        for profiling in profilings:
-            folder.save_profile(profiling.profile())
 
 
 def _measure_runs(
@@ -121,3 +119,5 @@ def _measure_runs(
             slot = f"{load.name}-{repetition}".replace(", ", "-").replace(" ", "-")
             trial = stand.load(arms[layout.name], requests[load.name], slot)
             folder.save_run(layout.name, load.name, repetition, trial.run)
+        for profiling in profilings:
+            folder.save_profile(profiling.profile())
