@@ -187,8 +187,8 @@ def compare(
             left_out[str(exc)] += 1
             continue
         refuse_faster_times(times, floor)
-        predicted = predict(times.step_s, point, prefill_times and prefill_times.step_s)
-        least = predict(floor.floor_s, point, prefill_floor and prefill_floor.floor_s)
+        predicted = predict(times.step_s, point, None if prefill_times is None else prefill_times.step_s)
+        least = predict(floor.floor_s, point, None if prefill_floor is None else prefill_floor.floor_s)
         compared.append(Compared(point, predicted, least))
     return compared, left_out
 

@@ -212,7 +212,8 @@ class Roofline:
         experts = self.model.experts
         if experts is None:
             return 0.0
-        return experts.count * (1 - (1 - experts.per_token / experts.count) ** tokens)
+        missed: float = (1 - experts.per_token / experts.count) ** tokens
+        return experts.count * (1 - missed)
 
     def _layers(self, all_positions: float, in_window: float) -> float:
         """Sums over layers: those that see all, those with a window."""
