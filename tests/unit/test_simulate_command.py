@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
+from support.made_profiles import made_profile
 
 from twinpool.bench.serving.record import Ending, decode_run
 from twinpool.cli import main
 from twinpool.config import Role
 from twinpool.errors import ConfigError
+from twinpool.planner.profile.saved import save_profile
 from twinpool.planner.simulator.layout import Part, parse_layout
 
 H100 = ("simulate", "--model", "llama-3.1-8b", "--gpu", "h100", "--disable-tqdm")
@@ -137,3 +140,34 @@ def test_layouts_are_read_as_people_write_them(text: str, parts: tuple[Part, ...
 def test_other_layouts_are_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="--layout is"):
         parse_layout(text)
+
+
+def test_workers_of_a_profile_share_its_machine(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """What one computes slows the others down: four do not do four times as much as one."""
+    file = tmp_path / "profile.json"
+    save_profile(msgspec.structs.replace(made_profile(), model="llama-3.1-8b"), file)
+    flags = ("--profile", str(file), "--kv-memory", "8GiB", "--max-model-len", "1024", "--disable-tqdm")
+    load = (
+        "--num-prompts",
+        "40",
+        "--num-clients",
+        "40",
+        "--random-input-len",
+        "100",
+        "--random-output-len",
+        "20",
+    )
+    rates = []
+    for layout in ("1xcolocated", "4xcolocated"):
+        where = ("--save-result", "--result-dir", str(tmp_path), "--result-filename", f"{layout}.json")
+        assert main(["simulate", *flags, *load, *where, "--layout", layout]) == 0
+        rates.append(json.loads((tmp_path / f"{layout}.json").read_text())["request_throughput"])
+        assert "profiled 2026-01-02" in capsys.readouterr().out
+    assert rates[0] < rates[1] < 3 * rates[0]
+
+
+def test_a_profile_says_nothing_of_memory(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = tmp_path / "profile.json"
+    save_profile(msgspec.structs.replace(made_profile(), model="llama-3.1-8b"), file)
+    assert main(["simulate", "--profile", str(file), "--num-prompts", "5", "--num-clients", "1"]) == 2
+    assert "say --kv-memory SIZE for each worker" in capsys.readouterr().err
