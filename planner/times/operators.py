@@ -84,11 +84,19 @@ class StreamAttention:
         self._rows = rows
 
     def step_s(self, num_sequences: int, context_tokens: int) -> float:
-        """Between the points of the lattice; beyond its end as steeply as there."""
+        """Between the points of the lattice; beyond the most context as steeply as there, beyond the largest batch in
+        proportion to it."""
+        most = self._batches[-1]
+        batches = (
+            _places(self._batches, num_sequences)
+            if num_sequences < most
+            else ((num_sequences / most, len(self._batches) - 1),)
+        )
+        totals = _places(self._totals, context_tokens)
         return sum(
             batch_weight * total_weight * self._rows[batch][total]
-            for batch_weight, batch in _places(self._batches, num_sequences)
-            for total_weight, total in _places(self._totals, context_tokens)
+            for batch_weight, batch in batches
+            for total_weight, total in totals
         )
 
 
@@ -260,7 +268,7 @@ def _all_reduce(root: Path | None, tp: int) -> Curve:
     return Curve((int(row["size"]), float(row["time_stats.all_reduce.median"]) * _MS) for row in rows)
 
 
-def _places(known: Sequence[int], value: float) -> Iterable[tuple[float, int]]:
+def _places(known: Sequence[int], value: float) -> tuple[tuple[float, int], ...]:
     """Weights and places of the two neighbours of `value`; before the first it counts as that, beyond the last the
     weights extrapolate."""
     if value <= known[0] or len(known) == 1:
