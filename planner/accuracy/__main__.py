@@ -42,6 +42,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=1, metavar="N", help="of all that is random (1)")
     parser.add_argument("--quick", action="store_true", help="quick profiles: for trying it out")
     parser.add_argument(
+        "--only", default="", metavar="WORDS", help='measure runs whose "layout, load" has these words'
+    )
+    parser.add_argument(
         "--output", type=Path, metavar="FILE", help="renew the measured part of this document"
     )
     args = parser.parse_args(argv)
