@@ -199,7 +199,7 @@ _LOADERS: Mapping[str, _Loader] = {
 KINDS = {
     "roofline": f"roofline:GPU ({', '.join(DEVICES)}, or cpu[:THREADS], which is measured)",
     "splitwise": "splitwise:a100, splitwise:h100",
-    "distserve": "distserve:MODEL (opt-13b, opt-66b, opt-175b)",
+    "distserve": "distserve:MODEL (opt-13b, opt-66b)",
     "dynamo": "dynamo:h200",
     "operators": "operators:h100",
     "profile": "profile:FILE (of `twinpool profile`)",
