@@ -86,6 +86,7 @@ class Point:
     itl_p99_s: float
     """p99 of the requests' own p99 gaps."""
     num_requests: int
+    uses: Mapping[Role, Use]
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,4 +160,13 @@ class Laboratory:
             ttft_p99_s=percentile(ttft, 99),
             itl_p99_s=percentile(itl, 99),
             num_requests=len(ttft),
+            uses={role: _mean_use([seen.uses[role] for seen in each]) for role in each[0].uses},
         )
+
+
+def _mean_use(uses: Sequence[Use]) -> Use:
+    return Use(
+        float(np.mean([use.busy_share for use in uses])),
+        float(np.mean([use.kv_share for use in uses])),
+        max(use.most_kv_share for use in uses),
+    )

@@ -27,8 +27,6 @@ class Change(StrEnum):
     PREFILL = "one more prefill worker"
     DECODE = "one more decode worker"
     COLOCATED = "one more worker"
-    TO_PREFILL = "a decode worker made a prefill worker"
-    TO_DECODE = "a prefill worker made a decode worker"
     KV = "a quarter more KV memory"
     ITL = "a quarter more ITL allowed"
     TTFT = "a quarter more TTFT allowed"
@@ -80,12 +78,7 @@ def _changed(layout: Layout, change: Change) -> Layout | None:
         Change.PREFILL: lambda: layout.changed(prefill=1),
         Change.DECODE: lambda: layout.changed(decode=1),
         Change.COLOCATED: lambda: layout.changed(colocated=1),
-        Change.TO_PREFILL: lambda: layout.changed(prefill=1, decode=-1),
-        Change.TO_DECODE: lambda: layout.changed(prefill=-1, decode=1),
     }
-    is_swap = change in (Change.TO_PREFILL, Change.TO_DECODE)
-    if is_swap and layout.prefill_tp != layout.decode_tp:
-        return None
     return made[change]()
 
 
@@ -107,12 +100,16 @@ def _effect(
     most = bound(fleet or study.fleet, to, study.lengths, objective).rate_per_s
     expected = most / study.bound(layout).rate_per_s
     before = study.sure[layout][:REPLICATIONS]
-    after = [
-        study.lab.capacity(setting, objective, replication, start * expected, most).rate
-        if start > 0 < most
-        else 0.0
-        for replication, start in enumerate(before)
-    ]
+    after: list[float] = []
+    for replication, rate in enumerate(before):
+        if after and after[-1] > 0 < before[replication - 1]:
+            expected = after[-1] / before[replication - 1]
+        found = (
+            study.lab.capacity(setting, objective, replication, rate * expected, most)
+            if rate * most > 0
+            else None
+        )
+        after.append(0.0 if found is None else found.rate)
     capacity = change_of(before, after, study.question.confidence)
     return Effect(change, capacity, "" if made is None else made.name)
 

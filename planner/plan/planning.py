@@ -9,14 +9,15 @@ from dataclasses import dataclass, field
 from twinpool.bench.reports.words import percent
 from twinpool.planner.plan.experiments import Setting, Simulate
 from twinpool.planner.plan.layouts import Fleet, Layout
-from twinpool.planner.plan.perturbing import REPLICATIONS, Effect, perturb
-from twinpool.planner.plan.result import Case
+from twinpool.planner.plan.perturbing import Effect, perturb
+from twinpool.planner.plan.result import Case, PoolUse
 from twinpool.planner.plan.study import Question, Study
 from twinpool.planner.times.floor import refuse_faster_plan
 
 UNSAID_USE = 0.8
 """Of the capacity: the rate that cases are told at where nobody said one."""
 _MORE_TRAFFIC, _LONGER_PROMPTS = 0.2, 1.2
+_CASE_REPLICATIONS = 2
 
 
 @dataclass(slots=True)
@@ -88,7 +89,7 @@ class Planning:
                 self._case(name, Setting(less.name, deployment, own.traffic, own.num_requests), rate)
 
     def _case(self, name: str, setting: Setting, rate: float) -> None:
-        replications = range(min(REPLICATIONS, self.question.replications))
+        replications = range(_CASE_REPLICATIONS)
         found = self.study.lab.point(setting, self.question.slo, rate, replications)
         self.cases.append(
             Case(
@@ -100,6 +101,7 @@ class Planning:
                 ttft_p50_s=_finite(found.ttft_p50_s),
                 ttft_p99_s=_finite(found.ttft_p99_s),
                 itl_p99_s=_finite(found.itl_p99_s),
+                uses={role.value: PoolUse(*use) for role, use in found.uses.items()},
             )
         )
 
@@ -134,9 +136,8 @@ class Planning:
     def _hold_against_roofline(self) -> None:
         study, lengths = self.study, self.study.lengths
         for layout in study.rough:
-            floors = [self.fleet.kinds[degree].floor for degree in (layout.prefill_tp, layout.decode_tp)]
-            for floor in floors[:1] if None not in floors else ():
-                assert floor is not None
+            floor = self.fleet.kinds[layout.decode_tp].floor
+            if floor is not None:
                 refuse_faster_plan(
                     self.question.attainment * (study.rate(layout) or 0.0),
                     layout.num_accelerators,

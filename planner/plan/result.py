@@ -85,6 +85,15 @@ class EffectRow(msgspec.Struct, frozen=True, kw_only=True):
     is_shown: bool
 
 
+class PoolUse(msgspec.Struct, frozen=True):
+    """Of a pool's workers: the mean share of the time in which they computed, the mean and the largest share of their
+    KV blocks that requests held."""
+
+    busy_share: float
+    kv_share: float
+    most_kv_share: float
+
+
 class Case(msgspec.Struct, frozen=True, kw_only=True):
     """How the recommended layout serves at a rate; None: nothing is served, `note` says why. An infinite time is None,
     too."""
@@ -98,6 +107,8 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     ttft_p50_s: float | None = None
     ttft_p99_s: float | None = None
     itl_p99_s: float | None = None
+    uses: dict[str, PoolUse] = {}
+    """By role."""
     note: str = ""
 
 

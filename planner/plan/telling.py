@@ -207,6 +207,8 @@ def _findings(planning: Planning, binds: str) -> Iterator[str]:
         yield _without_comparison(planning)
     if binds:
         yield binds
+    if planning.cases and planning.cases[0].uses:
+        yield _use_words(planning.cases[0])
     for case in planning.cases:
         if not case.holds:
             yield f"With {case.name}: {_case_words(case)}."
@@ -262,6 +264,15 @@ def _notes(planning: Planning, layout: Layout) -> Iterator[str]:
         )
     if planning.was_interrupted:
         yield "Interrupted: this is what was known by then."
+
+
+def _use_words(case: Case) -> str:
+    pools = "; ".join(
+        f"{role} workers compute {percent(use.busy_share)} of the time and have {percent(use.kv_share)} of their KV "
+        f"memory in use, {percent(use.most_kv_share)} at most"
+        for role, use in sorted(case.uses.items(), reverse=True)
+    )
+    return f"With {case.name}, {pools}."
 
 
 def _case_words(case: Case) -> str:

@@ -182,6 +182,19 @@ def test_mixed_tp_degrees_are_among_the_layouts() -> None:
     assert {"1P3D", "2P2D", "1P(TP2)2D", "2P1D(TP2)", "1P(TP2)1D(TP2)"} <= layouts
 
 
+def test_a_model_that_takes_several_devices_is_planned_for_as_well() -> None:
+    planning = Planning(
+        question(effort=20_000), fleet(degrees=(2, 4)), Pretended(bottleneck(5.0, 3.0, 9.0)), "a model", 4.0
+    )
+    planning.run()
+    plan = plan_of(planning)
+    assert plan.recommended is not None
+    assert plan.recommended.startswith("4 colocated TP2")
+    best = plan.planned(plan.recommended)
+    assert best is not None
+    assert best.num_accelerators == 8
+
+
 def test_an_objective_below_the_floor_is_refused_with_the_one_that_would_do() -> None:
     with pytest.raises(
         ConfigError, match=r"--slo ttft=50ms is below the floor: 90% .* take up to 105 ms.*allow 110 ms"
