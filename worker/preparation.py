@@ -36,10 +36,11 @@ class Preparation:
     """Passes the coordinator's messages on to `pass_on`; a job with a grammar once `grammars` has prepared it, and what
     the coordinator says of that job meanwhile after it. A Cancel goes at once, in place of all that was held back.
 
-    A job whose preparation fails is passed on all the same: its step finds out by itself. Lives on the event loop.
+    A job whose preparation fails is passed on all the same: its step finds out by itself. Only one that `has_streams`
+    gets ahead: what that takes is kept, and elsewhere there is nothing to hold up. Lives on the event loop.
     """
 
-    def __init__(self, grammars: Grammars, pass_on: Callable[[Message], None]) -> None:
+    def __init__(self, grammars: Grammars, pass_on: Callable[[Message], None], *, has_streams: bool) -> None:
         self._grammars = grammars
         self._pass_on = pass_on
         self._loop = asyncio.get_running_loop()
@@ -47,7 +48,7 @@ class Preparation:
         self._executor = ThreadPoolExecutor(1, "prepare", initializer=_step_back)
         self._is_closed = False
         self._idle_since: float | None = None
-        self._may_get_ahead = True
+        self._may_get_ahead = has_streams
 
     def take(self, message: Message) -> None:
         """A message of the coordinator has come."""

@@ -112,7 +112,9 @@ class WorkerShell:
         senders = self._outgoing.senders if self._outgoing else {}
         self._steps = StepThread(parts.runner, parts.pool.region.layout.num_layers, senders, self._step_ended)
         self._preparation = Preparation(
-            parts.runner.grammars, lambda message: self._handle(FromCoordinator(message))
+            parts.runner.grammars,
+            lambda message: self._handle(FromCoordinator(message)),
+            has_streams=self._register.generates,
         )
         self._transfers = Transfers(
             parts.pool, self._steps, senders, self._incoming, self._handle, self._spawn

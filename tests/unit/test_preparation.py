@@ -51,11 +51,11 @@ class Runner:
 class Bench:
     """A preparation, and what it has passed on."""
 
-    def __init__(self, runner: Runner) -> None:
+    def __init__(self, runner: Runner, *, has_streams: bool = True) -> None:
         self.runner = runner
         self.passed: list[Message] = []
         self._heard = asyncio.Event()
-        self.preparation = Preparation(runner, self._hear)
+        self.preparation = Preparation(runner, self._hear, has_streams=has_streams)
 
     def _hear(self, message: Message) -> None:
         self.passed.append(message)
@@ -143,6 +143,15 @@ async def test_a_worker_that_is_idle_for_long_enough_gets_ahead_piece_by_piece_a
         await settled(bench)
         seen.append(bench.runner.pieces.qsize())
     assert seen == [0, 0, 0, 1, 1, 1, 1, 2, 3, 3]
+    bench.preparation.close()
+
+
+async def test_a_worker_without_streams_keeps_nothing_that_nobody_asked_for() -> None:
+    bench = Bench(Runner(), has_streams=False)
+    for now in (0.0, 10.0, 20.0):
+        bench.preparation.look(now, is_idle=True)
+        await settled(bench)
+    assert bench.runner.pieces.empty()
     bench.preparation.close()
 
 

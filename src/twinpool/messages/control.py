@@ -64,6 +64,11 @@ class Register(Message, frozen=True, tag=True):
     fixed_role: Text = ""
     protocol: Count = PROTOCOL_VERSION
 
+    @property
+    def generates(self) -> bool:
+        """Whether it has streams: what it computes goes on to a second token here."""
+        return self.role is not Role.PREFILL or self.itl_budget_s is not None
+
 
 class LinkReady(Message, frozen=True, tag=True):
     """A prefill worker has connected to a decode worker and probed the link.
