@@ -21,6 +21,7 @@ from struct import pack
 
 from xxhash import xxh3_128_digest
 
+from twinpool.engine.release_order import ReleaseOrder
 from twinpool.errors import InvariantViolation
 from twinpool.request import Job
 
@@ -104,12 +105,12 @@ class BlockPool:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self._prefix_cache = prefix_cache
-        self._free = list(range(num_blocks - 1, -1, -1))
+        self._free = _ids(num_blocks)[::-1]
         self._readers = [0] * num_blocks
         self._num_owned = 0
         self._digest: list[bytes | None] = [None] * num_blocks
         self._index: dict[bytes, int] = {}
-        self._cached: dict[int, None] = {}  # in order of release: the first is the least recently used
+        self._cached = ReleaseOrder(num_blocks)  # the first is the least recently used
         self._quarantined: set[int] = set()
         self._tables: set[BlockTable] = set()
 
@@ -171,7 +172,7 @@ class BlockPool:
             return None
         for block in shared:
             if not readers[block]:
-                del cached[block]
+                cached.remove(block)
                 self._num_owned += 1
             readers[block] += 1
         table = BlockTable((*shared, *self._take(num_blocks - num_shared)), num_shared)
@@ -199,9 +200,10 @@ class BlockPool:
         table.num_sealed = last
         if not self._prefix_cache:
             return
+        index = self._index
         for block, digest in zip(table.block_ids[first:last], chain.digests[first:last], strict=True):
-            if digest not in self._index:
-                self._index[digest] = block
+            if digest not in index:
+                index[digest] = block
                 self._digest[block] = digest
 
     def hand_over(self, table: BlockTable) -> BlockTable:
@@ -284,8 +286,9 @@ class BlockPool:
         Raises:
             InvariantViolation: free, owned, cached and quarantined blocks do not add up to all.
         """
-        counts = (self.num_free, self.num_owned, self.num_cached, self.num_quarantined)
-        if sum(counts) != self.num_blocks:
+        num_idle = len(self._free) + len(self._cached) + len(self._quarantined)
+        if num_idle + self._num_owned != self.num_blocks:
+            counts = (self.num_free, self.num_owned, self.num_cached, self.num_quarantined)
             raise InvariantViolation(
                 f"of {self.num_blocks} blocks, {counts} are counted as free, owned, cached and quarantined"
             )
@@ -320,30 +323,33 @@ class BlockPool:
             raise InvariantViolation("a block is cached that nobody can find")
 
     def _take(self, num_blocks: int) -> list[int]:
-        taken: list[int] = []
-        for _ in range(num_blocks):
-            if self._free:
-                block = self._free.pop()
-            else:
-                block = next(iter(self._cached))
-                del self._cached[block]
-                self._unfind(block)
-            self._readers[block] = 1
+        free, cached, readers = self._free, self._cached, self._readers
+        first = max(0, len(free) - num_blocks)
+        taken = free[first:]
+        taken.reverse()
+        del free[first:]
+        while len(taken) < num_blocks:
+            block = cached.take_first()
+            self._unfind(block)
             taken.append(block)
+        for block in taken:
+            readers[block] = 1
         self._num_owned += num_blocks
         return taken
 
     def _give_back(self, block_ids: Sequence[int]) -> None:
         # Last block first: a prefix is worth more than what follows it, so it is evicted later.
+        free, cached, readers, digests = self._free, self._cached, self._readers, self._digest
         for block in reversed(block_ids):
-            self._readers[block] -= 1
-            if self._readers[block]:
+            if readers[block] > 1:
+                readers[block] -= 1
                 continue
+            readers[block] = 0
             self._num_owned -= 1
-            if self._digest[block] is None:
-                self._free.append(block)
+            if digests[block] is None:
+                free.append(block)
             else:
-                self._cached[block] = None
+                cached.add(block)
 
     def _unfind(self, block: int) -> None:
         digest = self._digest[block]
@@ -361,3 +367,12 @@ class BlockPool:
     def _forget(self, table: BlockTable) -> None:
         self._tables.remove(table)
         table.block_ids = ()
+
+
+_known_ids: list[int] = []
+
+
+def _ids(num_blocks: int) -> list[int]:
+    """The ids of so many blocks: the same objects for all pools of a process, of which a simulation has hundreds."""
+    _known_ids.extend(range(len(_known_ids), num_blocks))
+    return _known_ids[:num_blocks]
