@@ -34,6 +34,8 @@ async def main(arguments: Sequence[str]) -> None:
     receiver = await transports.receiver(name, region, end, shared, seal=False)
     try:
         await _follow(receiver)
+    except BrokenPipeError:  # the other end was killed; what is left to be said goes nowhere
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     finally:
         await receiver.close()
         del memory, region

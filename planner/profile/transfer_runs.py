@@ -68,13 +68,15 @@ def measure_transfers(settings: TransferSettings) -> tuple[list[TransferSample],
     )
     watch = threading.Timer(_LIMIT_S, process.kill)
     watch.start()
-    try:
-        data, _ = process.communicate()
-    finally:
-        watch.cancel()
-        if process.poll() is None:
-            process.kill()
-            process.communicate()
+    assert process.stdout is not None, "it is piped"
+    with process.stdout:
+        try:
+            data = process.stdout.read()
+            process.wait()
+        finally:
+            watch.cancel()
+            process.kill()  # before the pipe closes, so that it does not notice
+            process.wait()
     if process.returncode:
         raise TransferError(f"the measuring of transfers ended with status {process.returncode}; see above")
     heard = [msgspec.json.decode(line, type=Moved | Skipped) for line in data.splitlines()]
