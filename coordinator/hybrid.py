@@ -64,7 +64,7 @@ class HybridChooser:
         `pair` is where the request goes if split, None if it would have to wait for one of `pairs`. `able` are the
         hybrids that could take it whole. On no evidence it is split.
         """
-        hybrids = [worker for worker in self._registry if worker.info.itl_budget_s is not None]
+        hybrids = self._registry.hybrids
         if not hybrids:
             return None
         candidates = [pair] if pair else list(pairs())

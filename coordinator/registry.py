@@ -63,12 +63,14 @@ class Worker:
     role: Role = field(init=False)
     num_slots: int = field(init=False)
     usable_slots: int = field(init=False)
+    max_num_seqs: int = field(init=False)
     most_sequences: int = field(init=False)
 
     def __post_init__(self) -> None:
         info = self.info
         self.worker_id, self.incarnation, self.role = info.worker_id, info.incarnation, info.role
         self.num_slots = self.usable_slots = info.num_blocks * info.layout.block_size
+        self.max_num_seqs = info.max_num_seqs
         self.most_sequences = info.max_num_seqs + max(1, info.max_num_seqs // 8)
 
     def says(self, stats: WorkerStats) -> None:
@@ -152,9 +154,12 @@ class Registry:
     def __init__(self) -> None:
         self._workers: dict[str, Worker] = {}
         self._by_role: dict[Role, tuple[Worker, ...]] = dict.fromkeys(Role, ())
+        self._hybrids: tuple[Worker, ...] = ()
+        self._peers: dict[Role, Peers] = {}
         self._links: dict[tuple[str, str], LinkReady | LinkFailed] = {}
         self._linked: dict[str, dict[str, Worker]] = {}
         self._readiness: tuple[bool, str] | None = None
+        self._most_in_flight: int | None = None
         self._past_num_blocks: dict[str, int] = {}
         self.terms: Register | None = None
         """The first worker that joined: all later ones must agree with it, as long as the coordinator lives."""
@@ -168,6 +173,11 @@ class Registry:
     def of_role(self, role: Role) -> tuple[Worker, ...]:
         """The live workers of one pool."""
         return self._by_role[role]
+
+    @property
+    def hybrids(self) -> tuple[Worker, ...]:
+        """The live workers that also run requests whole."""
+        return self._hybrids
 
     def get(self, worker_id: str) -> Worker | None:
         """The live process of this name."""
@@ -218,8 +228,13 @@ class Registry:
         worker = Worker(offer, now, joined_at=now)
         self._workers[offer.worker_id] = worker
         self._by_role[worker.role] = (*self._by_role[worker.role], worker)
-        self._readiness = None
+        self._members_changed()
         return worker
+
+    def _members_changed(self) -> None:
+        self._hybrids = tuple(w for w in self if w.info.itl_budget_s is not None)
+        self._peers.clear()
+        self._readiness = self._most_in_flight = None
 
     def remove(self, worker: Worker) -> None:
         """The worker is gone, and all its links with it."""
@@ -232,7 +247,7 @@ class Registry:
         self._linked.pop(worker.incarnation, None)
         for decodes in self._linked.values():
             decodes.pop(worker.incarnation, None)
-        self._readiness = None
+        self._members_changed()
 
     def past_num_blocks(self, worker_id: str) -> int | None:
         """The KV pool of the last process of this name that is gone, in blocks; None if there was none."""
@@ -276,8 +291,12 @@ class Registry:
         """The workers that `worker` may exchange KV with."""
         if worker.role not in OTHER_ROLE:
             return Peers(())
-        infos = (w.info for w in self.of_role(OTHER_ROLE[worker.role]))
-        return Peers(tuple(PeerInfo(i.worker_id, i.incarnation, i.role, i.endpoint) for i in infos))
+        role = OTHER_ROLE[worker.role]
+        if (peers := self._peers.get(role)) is None:
+            infos = (w.info for w in self.of_role(role))
+            peers = Peers(tuple(PeerInfo(i.worker_id, i.incarnation, i.role, i.endpoint) for i in infos))
+            self._peers[role] = peers
+        return peers
 
     def ready(self) -> tuple[bool, str]:
         """Whether a request can be executed now, and what is missing if not."""
@@ -316,10 +335,11 @@ class Registry:
 
     def largest_pool_tokens(self) -> int:
         """KV slots of the sequence that fits on at least one worker of each pool, in tokens."""
-        pools: dict[Role, int] = {}
-        for worker in filter(_stays, self):
-            pools[worker.role] = max(pools.get(worker.role, 0), worker.num_slots)
-        return min(pools.values(), default=0)
+        pools = [
+            [worker.num_slots for worker in workers if worker.departure is None]
+            for workers in self._by_role.values()
+        ]
+        return min((max(slots) for slots in pools if slots), default=0)
 
     def least_pending_tokens(self) -> int:
         """Prompt tokens that wait at the prefill or colocated worker where the fewest wait."""
@@ -327,12 +347,10 @@ class Registry:
 
     def in_flight(self) -> int:
         """Attempts that decode (or will) on some worker."""
-        return sum(worker.num_sequences for worker in self)
+        return sum([worker.num_sequences for worker in self._workers.values()])
 
     def default_in_flight(self) -> int:
         """How many sequences all workers together may hold."""
-        return sum(worker.most_sequences for worker in self if worker.generates)
-
-
-def _stays(worker: Worker) -> bool:
-    return worker.stays
+        if self._most_in_flight is None:
+            self._most_in_flight = sum(worker.most_sequences for worker in self if worker.generates)
+        return self._most_in_flight

@@ -243,9 +243,8 @@ class Router:
 
     def _able_hybrids(self, request: Request, now: float) -> Iterator[Worker]:
         """Hybrids with room for the whole request, where its prompt would start soon."""
-        hybrids = (worker for worker in self._registry if worker.info.itl_budget_s is not None)
         num_tokens = request.num_tokens
-        for worker in self._able(hybrids, LegKind.GENERATE, request, now):
+        for worker in self._able(self._registry.hybrids, LegKind.GENERATE, request, now):
             if worker.held_tokens + num_tokens + GROWTH_TOKENS <= worker.usable_slots and self._has_time(
                 worker, num_tokens, self.matched(request, worker)
             ):
@@ -267,16 +266,27 @@ class Router:
 
     def _with_decode_cost(self, request: Request, matches: Mapping[str, int], now: float) -> list[_Found]:
         """The workers with room for the sequence, those with the least cost first."""
-        found: list[_Found] = []
+        able = self._able(self._registry.of_role(Role.DECODE), LegKind.DECODE, request, now)
         num_tokens = request.num_tokens
         num_grown = num_tokens + GROWTH_TOKENS
-        for worker in self._able(self._registry.of_role(Role.DECODE), LegKind.DECODE, request, now):
-            sequences = (len(worker.legs) + 1) / worker.info.max_num_seqs
-            cost = (worker.held_tokens + num_grown) / worker.usable_slots
-            if cost < sequences:
-                cost = sequences
+        shares = [
+            (
+                (len(worker.legs) + 1) / worker.max_num_seqs,
+                (worker.held_tokens + num_grown) / worker.usable_slots,
+                worker,
+            )
+            for worker in able
+        ]
+        if not matches:
+            return sorted(
+                (sequences if sequences > slots else slots, worker.worker_id, 0, worker)
+                for sequences, slots, worker in shares
+            )
+        found: list[_Found] = []
+        for sequences, slots, worker in shares:
             matched = matches.get(worker.incarnation, 0)
-            found.append((cost - PREFIX_WEIGHT * matched / num_tokens, worker.worker_id, matched, worker))
+            cost = max(sequences, slots) - PREFIX_WEIGHT * matched / num_tokens
+            found.append((cost, worker.worker_id, matched, worker))
         return sorted(found)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple, overload
 
 from twinpool.engine.batch import SequenceSlice, StepOutput
@@ -81,11 +81,10 @@ class DecodeSequence:
     look_back: LookBack | None
     number: int
     shift: int = 0
+    key: RequestKey = field(init=False)
 
-    @property
-    def key(self) -> RequestKey:
-        """The job's key."""
-        return self.job.key
+    def __post_init__(self) -> None:
+        self.key = self.job.key
 
     @property
     def output_index(self) -> int:

@@ -142,9 +142,10 @@ class OwnershipLedger:
             InvariantViolation: a block is listed twice, or already lent.
         """
         blocks = tuple(block_ids)
-        for block in blocks:
-            if (other := self._fence_of_block.get(block)) is not None:
-                raise InvariantViolation(f"block {block} is lent already under {self._reservations[other]}")
+        if not self._fence_of_block.keys().isdisjoint(blocks):
+            block = next(block for block in blocks if block in self._fence_of_block)
+            other = self._reservations[self._fence_of_block[block]]
+            raise InvariantViolation(f"block {block} is lent already under {other}")
         if len(set(blocks)) != len(blocks):
             raise InvariantViolation(f"a block is listed twice in a reservation for {key}: {blocks}")
         fence = self._next_fence
@@ -331,7 +332,8 @@ class OwnershipLedger:
 
     def _end(self, held: Reservation) -> tuple[int, ...]:
         del self._reservations[held.fence]
+        fence_of_block, fence = self._fence_of_block, held.fence
         for block in held.block_ids:
-            if self._fence_of_block.pop(block, None) != held.fence:
+            if fence_of_block.pop(block, None) != fence:
                 raise InvariantViolation(f"block {block} leaves the ledger twice: {held}")
         return held.block_ids

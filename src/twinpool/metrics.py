@@ -226,7 +226,11 @@ class Counters:
         """Adds `amount` (0 or more)."""
         if amount < 0:
             raise ValueError(f"{metric} cannot fall by {-amount}")
-        self._values[metric.value] += amount  # type: ignore[assignment]  # Counter is typed for int
+        values = self._values
+        if metric in values:  # it is equal to its value
+            values[metric] += amount  # type: ignore[assignment]  # Counter is typed for int
+        else:
+            values[metric.value] = amount  # type: ignore[assignment]
 
     def __getitem__(self, metric: WorkerMetric) -> float:
         return self._values[metric.value]
