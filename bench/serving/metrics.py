@@ -43,6 +43,8 @@ def wait_before_send_s(record: RequestRecord) -> float:
 
 def itls_s(record: RequestRecord) -> Values:
     """Each gap between consecutive output tokens, in order; zeros between those of one chunk."""
+    if token_times(record) is not None:
+        return chunk_gaps_s(record)
     at, counts = _chunks(record)
     return np.diff(np.repeat(at, counts))
 
@@ -135,7 +137,7 @@ def request_metrics(record: RequestRecord) -> RequestMetrics:
         request_rate_per_s=request_rate_per_s(record),
         itls_s=gaps,
         itl_p99_s=percentile(gaps, 99) if len(gaps) else None,
-        chunk_gaps_s=chunk_gaps_s(record),
+        chunk_gaps_s=gaps if token_times(record) is not None else chunk_gaps_s(record),
     )
 
 

@@ -33,6 +33,8 @@ from twinpool.request import FinishReason, SamplingParams
 PREFIX_CHUNK = 64
 MAX_PREFIX_CHUNKS = 256
 """As the router looks at prompts (`coordinator/routing.py`)."""
+MANY_BLOCKS = 1 << 20
+"""So many in all pools are worth looking for when a run is over: some 100 MB."""
 _ENDINGS = {
     FinishReason.STOP: Ending.COMPLETED,
     FinishReason.LENGTH: Ending.COMPLETED,
@@ -64,14 +66,19 @@ def simulate(
     Raises:
         ConfigError: there are no requests, or one has no time.
     """
-    return Driver(
+    driver = Driver(
         deployment,
         requests,
         num_clients=num_clients,
         max_concurrency=max_concurrency,
         on_progress=on_progress,
         is_step_by_step=is_step_by_step,
-    ).run()
+    )
+    found = driver.run()
+    del driver
+    if sum(pool.num_workers * pool.num_blocks for pool in deployment.pools) > MANY_BLOCKS:
+        gc.collect()  # the pools refer to each other in circles
+    return found
 
 
 class Driver:
