@@ -71,7 +71,7 @@ def parse_goodput(pairs: Sequence[str]) -> Slo | None:
 def parse_slo(pairs: Sequence[str]) -> Slo | None:
     """The bounds of `--slo ttft=2s --slo itl=50ms`; a number without a unit is milliseconds. None of none. Raises
     ConfigError."""
-    inner = []
+    inner: list[str] = []
     for pair in pairs:
         name, equals, value = pair.partition("=")
         unit = "ms" if value.endswith("ms") else "s" if value.endswith("s") else ""

@@ -77,6 +77,14 @@ def test_records_and_a_report_are_written(capsys: pytest.CaptureFixture[str], tm
     assert "2 colocated, simulated" in page.read_text()
 
 
+def test_objectives_may_be_said_as_a_plan_takes_them(capsys: pytest.CaptureFixture[str]) -> None:
+    told = []
+    for flags in (("--slo", "ttft=0.1s", "--slo", "itl=50ms"), ("--goodput", "ttft:100", "itl:50")):
+        assert main([*H100, *SMALL, *flags]) == 0
+        told.append(capsys.readouterr().out)
+    assert told[0] == told[1]
+
+
 def test_a_closed_loop_and_a_trace_of_the_azure_service(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*H100, "--dataset-name", "azure-code", "--num-prompts", "20", "--num-clients", "4"]) == 0
     assert "Peak concurrent requests:                      4.00" in capsys.readouterr().out
@@ -95,6 +103,10 @@ def test_a_closed_loop_and_a_trace_of_the_azure_service(capsys: pytest.CaptureFi
         (("--link", "0"), "--link is 0.0; allowed: above 0 GB/s"),
         (("--num-prompts", "0"), "the number of requests is 0; allowed: 1 or more"),
         (("--goodput", "x:1"), "--goodput is 'x:1'"),
+        (
+            ("--slo", "ttft=1s", "--goodput", "ttft:1"),
+            "--slo is ['ttft=1s']; allowed: nothing with --goodput",
+        ),
     ],
 )
 def test_what_cannot_be_is_refused_with_a_reason(

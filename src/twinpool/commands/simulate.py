@@ -68,6 +68,10 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     add_arrival_flags(load)
     load.add_argument("--disable-tqdm", action="store_true", help="no progress")
     add_result_flags(parser)
+    parser.add_argument(
+        "--slo", action="append", default=[], metavar="METRIC=TIME",
+        help="as `twinpool plan` takes it, like --slo ttft=2s --slo itl=50ms: --goodput in other words",
+    )  # fmt: skip
     parser.add_argument("--report", type=Path, metavar="FILE.html", help="write a page about the run, too")
     add_dataset_flags(parser)
     return parser
@@ -79,10 +83,11 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         ConfigError, ModelError: a setting is wrong.
     """
-    from twinpool.bench.serving.slo import parse_goodput
+    from twinpool.bench.serving.slo import parse_goodput, parse_slo
     from twinpool.planner.simulator.driver import simulate
 
-    slo = parse_goodput(args.goodput)
+    require("--slo", args.slo, not (args.slo and args.goodput), "nothing with --goodput, which says the same")
+    slo = parse_slo(args.slo) or parse_goodput(args.goodput)
     check_result_flags(args)
     counted, metadata = accelerators(args.accelerators), pairs("--metadata", args.metadata)
     require(
@@ -212,7 +217,7 @@ def _report(args: argparse.Namespace, simulation: Simulation, seen: Run, slo: Sl
     from twinpool.bench.reports.saved import report_of
 
     title = args.label or f"{simulation.layout_name}, simulated"
-    report = report_of([(title, seen)], title, slo, ", ".join(args.goodput), seen.started_at)
+    report = report_of([(title, seen)], title, slo, ", ".join(args.slo or args.goodput), seen.started_at)
     for file in write_report(args.report, report, args.report.with_suffix(".json")):
         print(f"report: {file}")
 
