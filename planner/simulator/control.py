@@ -60,12 +60,12 @@ class Control:
 
     def tell(self, worker: SimulatedWorker, message: Message, rank: int) -> None:
         """A worker sends a message."""
-        when = self._agenda.now + worker.pool.times.overheads.control_s
+        when = self._agenda.now + worker.control_s
         self._agenda.at(when, rank, self._hear_later, (worker, message, rank))
 
     def hear(self, worker: SimulatedWorker, message: Message) -> None:
         """A worker's message is here."""
-        self.handle(events.FromWorker(worker.worker_id, worker.incarnation, message), _on_the_way_s(worker))
+        self.handle(events.FromWorker(worker.worker_id, worker.incarnation, message), worker.late_s)
 
     def handle(self, event: events.Event, on_the_way_s: float = 0.0) -> None:
         """The core hears of `event`. What it gives out is with clients after `on_the_way_s`."""
@@ -90,7 +90,7 @@ class Control:
             case events.Emit(request_id, output):
                 self._clients.emitted(request_id, output, at_s)
             case events.EmitRun(worker_id, request_id, _, first_index, times):
-                late_s = _on_the_way_s(self._by_id[worker_id])
+                late_s = self._by_id[worker_id].late_s
                 seen = [told_s + late_s for told_s in times] if late_s else times
                 self._clients.emitted_run(request_id, first_index, seen)
             case events.Refuse(request_id, error):
@@ -105,7 +105,7 @@ class Control:
         if isinstance(message, Denied):
             raise ConfigError(f"the deployment is none that serves: {message.reason}")
         if not isinstance(message, Welcome | Peers):
-            when = self._agenda.now + worker.pool.times.overheads.control_s
+            when = self._agenda.now + worker.control_s
             self._agenda.at(when, LATER, worker.from_coordinator, message)
 
     # ── steps that were skipped ─────────────────────────────────────────────────────────────────────────────
@@ -131,7 +131,7 @@ class Control:
         self.core.hold(worker.worker_id, -worker.num_foreseen)
         times = worker.take_untold(now, with_now=STEP_MESSAGES + worker.number <= rank)
         if times:
-            late_s, name = _on_the_way_s(worker), worker.worker_id
+            late_s, name = worker.late_s, worker.worker_id
             for at_s, commands in self.core.count_steps(name, worker.incarnation, STEP_TOKENS, times):
                 for command in commands:
                     self._do(command, at_s + late_s)
@@ -151,9 +151,3 @@ class Control:
         if at_s == self._skips_again_at:
             for worker in self._skipping:
                 worker.may_skip = True
-
-
-def _on_the_way_s(worker: SimulatedWorker) -> float:
-    """From the coordinator's hearing of a token of this worker to its being with the client."""
-    overheads = worker.pool.times.overheads
-    return max(0.0, overheads.output_s - overheads.control_s)

@@ -67,7 +67,7 @@ class LockstepWorker(SimulatedWorker):
             seconds.append(end_at - self._began_at)
             self.busy_s += seconds[-1]
             self._began_at = end_at
-            self.untold.append((end_at + self._control_s, num_sequences))
+            self.untold.append((end_at + self.control_s, num_sequences))
         self.num_steps += len(seconds)
         self._untold_foreseen += max(0, min(place, self._ends_foreseen) - first)
         self._present = place
@@ -85,7 +85,7 @@ class LockstepWorker(SimulatedWorker):
     def foresee(self, now: float, *, with_now: bool) -> int:
         """How many slots more than foreseen before are filled by steps that the coordinator would know at `now`, those
         that it would hear of at that very moment among them or not."""
-        untold, ends_at, control_s = self.untold, self._ends_at, self._control_s
+        untold, ends_at, control_s = self.untold, self._ends_at, self.control_s
         place, num_more = self._untold_foreseen, 0
         while place < len(untold) and (untold[place][0] < now or (with_now and untold[place][0] == now)):
             num_more += untold[place][1]

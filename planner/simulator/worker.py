@@ -90,8 +90,11 @@ class SimulatedWorker:
         self.num_steps = 0
         self._layout = layout
         self._times = pool.times
-        self._control_s = pool.times.overheads.control_s
-        self._handoff_s = pool.times.overheads.handoff_s
+        overheads = pool.times.overheads
+        self.control_s = overheads.control_s
+        self.late_s = max(0.0, overheads.output_s - overheads.control_s)
+        """From the coordinator's hearing of its tokens until clients have them."""
+        self._handoff_s = overheads.handoff_s
         self._agenda = agenda
         self._to_coordinator = to_coordinator
         self._machine = machine
@@ -230,7 +233,7 @@ class SimulatedWorker:
 
     def _send_peer(self, command: SendPeer) -> None:
         event = FromPeer(self.worker_id, self.incarnation, command.message)
-        self.peers[command.worker_id]._soon(event, self._agenda.now + self._control_s)
+        self.peers[command.worker_id]._soon(event, self._agenda.now + self.control_s)
 
     def _push(self, command: Push) -> None:
         self._send_blocks(command.push, self._agenda.now, 1)
