@@ -17,6 +17,7 @@ from twinpool.planner.plan.experiments import Seen
 from twinpool.planner.plan.rates import highest_rate
 from twinpool.planner.plan.simulated import simulated
 from twinpool.planner.plan.traffic import Traffic, traffic_of
+from twinpool.planner.simulator.driver import simulate
 from twinpool.planner.step_shape import StepShape
 from twinpool.planner.times.devices import Device
 from twinpool.planner.times.model_shapes import ModelShape
@@ -25,7 +26,7 @@ from twinpool.planner.times.service_times import Overheads, ServiceTimes
 SEED = 7
 BLOCK_TOKENS = 16
 MAX_NUM_SEQS = 256
-_MOST_PER_S = 10_000.0
+_MOST_PER_S, _WIDTH = 10_000.0, 3
 WHOLE_PROMPTS = 8_192
 """Token budget of steps that take prompts whole, as engines without chunked prefill do."""
 UNBOUNDED = CoordinatorConfig(max_queue_requests=1_000_000, max_queue_tokens=1 << 40, max_wait_s=86_400.0)
@@ -119,12 +120,19 @@ class Load:
 
     def goodput(self, deployment: Deployment, slo: Slo, share: float, start: float) -> float:
         """The highest rate at which that share of the requests is within `slo`; the search begins at `start`."""
-        return highest_rate(
+        found = highest_rate(
             lambda rate: self.run(deployment, rate).share_good(slo),
             start=start,
             most=_MOST_PER_S,
             target=share,
-        ).rate
+            width=_WIDTH,
+        )
+        return found.rate
+
+    def throughput(self, deployment: Deployment) -> float:
+        """Requests per second if all come at once."""
+        shapes = self.traffic.stretch(_MOST_PER_S, self.num_requests, 0, SEED)
+        return self.num_requests / simulate(deployment, shapes).duration_s
 
 
 def load_of(shapes: Sequence[Shape], num_requests: int) -> Load:
