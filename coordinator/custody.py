@@ -59,7 +59,7 @@ class Custody:
         self.answers = AnswerLengths()
         self.stays = Stays()
         self.finished = FinishedTimelines(config.finished_timelines)
-        self.ended = EndedRequests(is_wanted=config.record is not None)
+        self.ended = EndedRequests(is_wanted=config.record is not None or config.is_tuned)
 
     def open(self, request: Request, kind: LegKind, worker: Worker, pending_tokens: int) -> None:
         """The present attempt claims `worker`, where `pending_tokens` of its prompt are to be computed."""

@@ -14,12 +14,16 @@ from twinpool.config import Role
 from twinpool.coordinator.record_file import RequestRecorder
 from twinpool.coordinator.state import CoordinatorCore
 from twinpool.coordinator.tally import Histogram
+from twinpool.coordinator.tuning import Tuner
 from twinpool.metrics import (
     COORDINATOR_METRIC_HELP,
     GAUGE_HELP,
     METRIC_HELP,
     RECORD_METRIC_HELP,
     TIMING_HELP,
+    TUNER_ERROR,
+    TUNER_ERROR_HELP,
+    TUNER_METRIC_HELP,
     CoordinatorMetric,
     Gauge,
     RecordMetric,
@@ -47,7 +51,7 @@ class Exposition(Collector):
 
     Counters of a worker are summed over its processes, so a restart makes none fall. `own_counts` are what
     the shell itself counts, under the workers' names with worker and role "coordinator"; `now` is its clock; `recorder`
-    writes the record, if there is one.
+    writes the record, if there is one; `tuner` tunes the pools, if something does.
     """
 
     def __init__(
@@ -55,6 +59,7 @@ class Exposition(Collector):
     ) -> None:
         self._core = core
         self.recorder: RequestRecorder | None = None
+        self.tuner: Tuner | None = None
         self._now = now
         self._own_counts = own_counts
         self._registry = CollectorRegistry(auto_describe=False)
@@ -70,6 +75,8 @@ class Exposition(Collector):
         yield from self._worker_counters()
         yield from self._record_counters()
         yield from self._gauges()
+        if self.tuner is not None:
+            yield from _of_tuner(self.tuner)
         for timing, histogram in self._core.tally.timings.items():
             yield _histogram(PREFIX + timing, TIMING_HELP[timing], histogram)
 
@@ -160,6 +167,17 @@ class Exposition(Collector):
                 for p, d, link in core.registry.links()
             },
         )
+
+
+def _of_tuner(tuner: Tuner) -> Iterator[Metric]:
+    for metric, value in tuner.counts().items():
+        yield CounterMetricFamily(
+            PREFIX + metric.removesuffix("_total"), TUNER_METRIC_HELP[metric], value=value
+        )
+    family = GaugeMetricFamily(PREFIX + TUNER_ERROR, TUNER_ERROR_HELP, labels=["figure"])
+    for figure, error in tuner.median_errors().items():
+        family.add_metric([figure], error)
+    yield family
 
 
 def _gauge(gauge: Gauge, labels: list[str], values: dict[tuple[str, ...], float]) -> Metric:

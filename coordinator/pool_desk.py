@@ -48,9 +48,17 @@ class PoolService(Protocol):
         ...
 
 
+class TellsStatus(Protocol):
+    """What an operator is told of."""
+
+    def status(self) -> Mapping[str, Any]:
+        """As JSON values."""
+        ...
+
+
 class PoolDesk:
     """The `PoolService` of a coordinator: `handle` feeds its core, whose answers come to `carry_out` within that call.
-    `scaler` starts and ends workers; with None, `why_no_scaler` says who does."""
+    `scaler` starts and ends workers; with None, `why_no_scaler` says who does. `tuner` tunes the pools, if one does."""
 
     def __init__(self, registry: Registry, handle: Callable[[Event], None], now: Callable[[], float]) -> None:
         self._registry = registry
@@ -60,12 +68,14 @@ class PoolDesk:
         self._answers: dict[str, Changes | RequestError] = {}
         self.scaler: Scaler | None = None
         self.why_no_scaler = "this server starts no workers"
+        self.tuner: TellsStatus | None = None
 
     def pools(self) -> Mapping[str, Any]:
         """As `PoolService.pools`."""
         kept = {} if self.scaler is None else self.scaler.workers()
         failed = {} if self.scaler is None else self.scaler.failed()
-        return pool_status(self._registry, kept, failed, self._now())
+        status = pool_status(self._registry, kept, failed, self._now())
+        return status if self.tuner is None else {**status, "autotune": self.tuner.status()}
 
     def set_pools(self, prefill: int | None, decode: int | None, wait_s: float) -> Changes:
         """As `PoolService.set_pools`."""

@@ -46,8 +46,8 @@ class RecordFile:
     to it. Not safe to use from two threads at once.
     """
 
-    def __init__(self, path: str, max_bytes: int) -> None:
-        """Opens it. Raises ConfigError if that fails, another server has it, or it is no regular file."""
+    def __init__(self, path: str, max_bytes: int, flag: str = "--record") -> None:
+        """Opens what `flag` says. Raises ConfigError if that fails, another server has it, or it is no regular file."""
         self._path = path
         self._max_bytes = max_bytes
         self._fd: int | None = None
@@ -58,13 +58,11 @@ class RecordFile:
                 self._move_aside()
         except BlockingIOError as exc:
             self.close()
-            raise ConfigError(
-                f"--record is {path!r}, which another server writes; name another file"
-            ) from exc
+            raise ConfigError(f"{flag} is {path!r}, which another server writes; name another file") from exc
         except OSError as exc:
             self.close()
             raise ConfigError(
-                f"--record is {path!r}, which cannot be written: {exc.strerror}; name another file"
+                f"{flag} is {path!r}, which cannot be written: {exc.strerror}; name another file"
             ) from exc
 
     def make_room(self, num_bytes: int) -> bool:

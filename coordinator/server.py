@@ -47,6 +47,7 @@ from twinpool.coordinator.state import CoordinatorCore
 from twinpool.coordinator.streams import OutputStream
 from twinpool.coordinator.tenants import Allowances, Tenant
 from twinpool.coordinator.timeline import Timeline
+from twinpool.coordinator.tuning import Tuner, WorkerTerms, worker_terms
 from twinpool.coordinator.vital import OnFailure, start_vital
 from twinpool.errors import (
     InvariantViolation,
@@ -77,8 +78,8 @@ class Coordinator:
 
     `eos_token_ids` are the tokens that end an answer of the served model. `end_process(worker_id, pid)` kills that
     process if it is one that this server started; it does not wait. `on_failure` is called if the timer fails:
-    the server must end then, for no lease or deadline does. All methods are called on the event loop that ran
-    `start`.
+    the server must end then, for no lease or deadline does. `tuner` hears of requests. All methods are called on the
+    event loop that ran `start`.
     """
 
     def __init__(
@@ -89,16 +90,19 @@ class Coordinator:
         end_process: Callable[[str, int], None] | None = None,
         *,
         on_failure: OnFailure,
+        tuner: Tuner | None = None,
     ) -> None:
         self._config = config
         self._clock = clock or MonotonicClock()
         self._end_process = end_process
         self._on_failure = on_failure
+        self._tuner = tuner
         self._core = CoordinatorCore(config, eos_token_ids)
         self._own_counts: Counter[WorkerMetric] = Counter()
         self._junk_log = JunkLog(log)
         self._exposition = Exposition(self._core, self._own_counts, self.now)
         self.pool_desk = PoolDesk(self._core.registry, self._handle, self.now)
+        self._exposition.tuner = self.pool_desk.tuner = tuner
         self._recorder: RequestRecorder | None = None
         self._streams: dict[str, OutputStream] = {}
         self._refusals: dict[str, RequestError] = {}
@@ -171,6 +175,10 @@ class Coordinator:
         """The size of the smallest KV pool of a worker that has joined; None before the first has."""
         return min((worker.info.num_blocks for worker in self._core.registry), default=None)
 
+    def worker_terms(self) -> WorkerTerms | None:
+        """What workers have alike; None before the first has joined."""
+        return worker_terms(self._core.registry)
+
     def past_num_blocks(self, worker_id: str) -> int | None:
         """How large the KV pool of that worker's last process was, once it is gone; None if it never joined."""
         return self._core.registry.past_num_blocks(worker_id)
@@ -198,6 +206,8 @@ class Coordinator:
             raise InvariantViolation(f"two requests at once have the id {request_id!r}")
         stream = self._streams[request_id] = OutputStream(take)
         self._handle(Arrived(submission))
+        if self._tuner is not None:
+            self._tuner.arrived(submission, self._core.prefix(request_id), self.now())
         error = self._refusals.pop(request_id, None)
         if error is None and self._core.timeline(request_id) is not None:
             return stream
@@ -334,6 +344,8 @@ class Coordinator:
             case Record(ended):
                 if self._recorder is not None:
                     self._recorder.put(ended)
+                if self._tuner is not None:
+                    self._tuner.ended(ended, self.now())
             case Refuse(request_id, error):
                 self._refusals[request_id] = error
             case Agree() | Decline() | StartWorker() | Reassign() | Retire():
@@ -346,6 +358,8 @@ class Coordinator:
         if stream is None:
             raise InvariantViolation(f"an output for {request_id}, which nobody reads")
         stream.put(output)
+        if self._tuner is not None and output.token_ids:
+            self._tuner.emitted(request_id, len(output.token_ids), self.now())
         if output.finish is not None:
             del self._streams[request_id]
 

@@ -22,6 +22,7 @@ from twinpool.coordinator.gateway.routes import create_app
 from twinpool.coordinator.launch import Launcher, WorkerSpec
 from twinpool.coordinator.scaler import HostScaler
 from twinpool.coordinator.server import Coordinator
+from twinpool.coordinator.tuning import Tuner
 from twinpool.engine.model_files import ResolvedModel, resolve
 from twinpool.engine.tokenizer import Tokenizer
 from twinpool.errors import ConfigError, TwinpoolError
@@ -37,12 +38,16 @@ POLL_S = 0.02
 
 
 def serve(
-    config: CoordinatorConfig, gateway: GatewayConfig, model: str | None, workers: Sequence[WorkerSpec]
+    config: CoordinatorConfig,
+    gateway: GatewayConfig,
+    model: str | None,
+    workers: Sequence[WorkerSpec],
+    tuner: Tuner | None = None,
 ) -> int:
     """Serves `model` on `workers` until SIGTERM or Ctrl-C; returns the exit status.
 
     The first signal drains: nothing new is admitted, what runs has `drain_s` seconds. A second one stops at once.
-    SIGHUP reads the API keys again.
+    SIGHUP reads the API keys again. `tuner` runs beside it; should it fail, serving goes on without.
 
     Raises:
         ModelError, ConfigError: it cannot start; the message says what to change.
@@ -57,7 +62,7 @@ def serve(
         )
     resolved = resolve(model)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as loop:
-        return loop.run(_Site(config, gateway, keys, resolved, workers).run())
+        return loop.run(_Site(config, gateway, keys, resolved, workers, tuner).run())
 
 
 class _Site:
@@ -70,11 +75,13 @@ class _Site:
         keys: KeyRing | None,
         model: ResolvedModel,
         workers: Sequence[WorkerSpec],
+        tuner: Tuner | None,
     ) -> None:
         self._config = config
         self._gateway = gateway
         self._keys = keys
         self._model = model
+        self._tuner = tuner
         self._deployment = uuid.uuid4().hex[:12]
         shared = (f"--model-dir={model.path}", f"--deployment={self._deployment}")
         self._workers = [replace(spec, arguments=(*shared, *spec.arguments)) for spec in workers]
@@ -90,7 +97,11 @@ class _Site:
         loop = asyncio.get_running_loop()
         tokenizer = Tokenizer.from_dir(self._model.path)
         coordinator = Coordinator(
-            self._config, tokenizer.eos_token_ids, end_process=self._end_process, on_failure=self._fail
+            self._config,
+            tokenizer.eos_token_ids,
+            end_process=self._end_process,
+            on_failure=self._fail,
+            tuner=self._tuner,
         )
         name = self._config.served_model_name or self._model.name
         async with AsyncExitStack() as ending:  # in reverse order, each whatever became of the others
@@ -132,6 +143,8 @@ class _Site:
             launcher.start(self._workers)
             log.info("%s from %s; workers connect to %s", name, self._model.path, coordinator.endpoint)
             await self._until_ready(coordinator)
+            if self._tuner is not None:
+                ending.push_async_callback(_ended, asyncio.create_task(_tune(self._tuner, coordinator)))
             collector.begin()
             if self._is_ready:
                 log.info("ready: http://%s:%d/v1", self._config.host, http.port)
@@ -198,6 +211,19 @@ class _Site:
     def _fail(self, error: TwinpoolError) -> None:
         self._failure = self._failure or error
         self._stop_asked.set()
+
+
+async def _tune(tuner: Tuner, coordinator: Coordinator) -> None:
+    """Serving does not depend on it."""
+    try:
+        await tuner.run(coordinator)
+    except Exception:
+        log.exception("a bug in Twinpool: the pools are not tuned any more; serving goes on")
+
+
+async def _ended(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.wait({task})
 
 
 def _has_keys(gateway: GatewayConfig) -> bool:

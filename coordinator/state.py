@@ -239,6 +239,11 @@ class CoordinatorCore:
         """The timeline of a live or recent request."""
         return self._clients.timeline(request_id)
 
+    def prefix(self, request_id: str) -> Sequence[int]:
+        """The names of a live request's prefixes; none of another."""
+        request = self._custody.requests.get(request_id)
+        return () if request is None else request.prefix
+
     @property
     def block_size(self) -> int:
         """Tokens of a KV block; 1 while no worker has joined."""
@@ -266,7 +271,8 @@ class CoordinatorCore:
             if route is None:
                 return
             self._start(request, route, now)
-            room -= 1
+            if route.is_colocated or not request.ends_with_first_token:
+                room -= 1
 
     def _start(self, request: Request, route: Route, now: float) -> None:
         num_tokens = request.num_tokens

@@ -272,7 +272,8 @@ class CoordinatorConfig:
     Workers heartbeat every `heartbeat_s` (the Welcome tells them); one that is not heard of for `lease_s` is lost.
     Health is bad when nothing has moved for `stall_s` although there is work. A link between workers that was measured
     below `min_link_gb_per_s` (1e9 bytes per second; about a Gbit network) is used, and reported as an error.
-    Where it is `strict` no hybrid worker joins. With a `record` what becomes of requests is written down.
+    Where it is `strict` no hybrid worker joins. With a `record` what becomes of requests is written down; one that
+    `is_tuned` tells it to a tuner.
     """
 
     host: str = "127.0.0.1"
@@ -294,6 +295,7 @@ class CoordinatorConfig:
     finished_timelines: int = 1000
     strict: bool = False
     record: RecordConfig | None = None
+    is_tuned: bool = False
     join_token: JoinToken = field(default_factory=JoinToken.fresh, compare=False)
 
     def __post_init__(self) -> None:

@@ -165,6 +165,29 @@ RECORD_METRIC_HELP: dict[RecordMetric, str] = {
 }
 
 
+class TunerMetric(StrEnum):
+    """What live tuning of the pools counts. All only grow."""
+
+    RECOMMENDATIONS = "autotune_recommendations_total"
+    MEASURED = "autotune_recommendations_measured_total"
+    CHANGES = "autotune_changes_total"
+    UNPREDICTED = "autotune_unpredicted_total"
+    NOT_LOGGED = "autotune_lines_not_logged_total"
+
+
+TUNER_METRIC_HELP: dict[TunerMetric, str] = {
+    TunerMetric.RECOMMENDATIONS: "Recommendations that live tuning has made, to stay or to change (--autotune).",
+    TunerMetric.MEASURED: "Of these, those whose prediction was held against what came.",
+    TunerMetric.CHANGES: "Changes of the pools that it has begun.",
+    TunerMetric.UNPREDICTED: "Predictions that failed or took too long.",
+    TunerMetric.NOT_LOGGED: "Lines of its log that were not written: the disk was full or too slow.",
+}
+TUNER_ERROR = "autotune_median_error"
+TUNER_ERROR_HELP = (
+    "Median of |predicted / measured - 1| by figure; of the attainment of |predicted - measured|."
+)
+
+
 class GatewayMetric(StrEnum):
     """What the gateway counts. All only grow."""
 

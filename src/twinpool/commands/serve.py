@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 from twinpool import collector
+from twinpool.commands.autotune_flags import add_autotune_flags, tuner_to_serve_with
 from twinpool.commands.cuda_here import check_devices
 from twinpool.commands.flags import (
     Flag,
@@ -95,6 +96,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     add_join_token_flag(joining)
     add_gateway_flags(parser)
     add_record_flags(parser)
+    add_autotune_flags(parser)
     parser.set_defaults(worker_actions=add_worker_flags(parser), hints=HINTS)
     return parser
 
@@ -121,6 +123,7 @@ def run(args: argparse.Namespace) -> int:
         strict=args.strict,
         join_token=token_to_serve_with(args),
         record=record_config(args),
+        is_tuned=args.autotune != "off",
     )
     gateway = gateway_config(args)
     if engine.max_model_len is not None:
@@ -130,7 +133,8 @@ def run(args: argparse.Namespace) -> int:
     from twinpool.kv_transfer.faulty import FaultPlan
 
     FaultPlan.parse(transfer_config(args, "local").faults)
-    return serve(config, gateway, args.model, worker_specs(args, plan))
+    tuner = tuner_to_serve_with(args, plan, config, scheduler_config(args))
+    return serve(config, gateway, args.model, worker_specs(args, plan), tuner)
 
 
 def _check_context(model: str | None, max_model_len: int) -> None:

@@ -1,0 +1,43 @@
+"""Has predictions made by a process of their own."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+
+import msgspec
+
+from twinpool.planner.autotune.child import Answer, Question
+
+COMMAND = (sys.executable, "-m", "twinpool.planner.autotune.child")
+_LAST_WORDS = 300
+_GRACE_S = 2.0
+
+
+async def ask(question: Question) -> Answer:
+    """The child's answer, within the question's `seconds` and a moment: then, or if this is cancelled, it is killed."""
+    process = await asyncio.create_subprocess_exec(
+        *COMMAND,
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    try:
+        async with asyncio.timeout(question.seconds + _GRACE_S):
+            out, err = await process.communicate(msgspec.msgpack.encode(question))
+    except TimeoutError:
+        return Answer(
+            None,
+            f"a prediction took more than {question.seconds:.0f} s: nothing of the processors is left for it",
+        )
+    finally:
+        if process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+    try:
+        return msgspec.msgpack.decode(out, type=Answer)
+    except msgspec.MsgspecError:
+        words = err.decode(errors="replace").strip()[-_LAST_WORDS:] or "it said nothing"
+        return Answer(None, f"the process that predicts ended with status {process.returncode}: {words}")

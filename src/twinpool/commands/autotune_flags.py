@@ -1,0 +1,123 @@
+"""Flags of `serve` for live tuning of the pools."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from twinpool.commands.flags import transfer_config
+from twinpool.config import CoordinatorConfig, PoolPlan, SchedulerConfig, TransportName
+from twinpool.errors import ConfigError
+
+if TYPE_CHECKING:
+    from twinpool.coordinator.tuning import Tuner
+    from twinpool.planner.profile.saved import Profile
+
+_OFF, _ADVISE, _ACT = "off", "advise", "act"
+_FEWEST_TO_ACT = 3
+_NUMBERS = {
+    "--autotune-window": ("autotune_window", "SECONDS", "of traffic that a recommendation is of (60)"),
+    "--autotune-cool-down": ("autotune_cool_down", "SECONDS", "between changes; every way back doubles it (60)"),
+    "--autotune-hysteresis": ("autotune_hysteresis", "SHARE", "gain of capacity that a change must exceed (0.1)"),
+    "--attainment": ("attainment", "SHARE", "of requests that are to meet the objectives (0.9)"),
+}  # fmt: skip
+
+
+def add_autotune_flags(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags of `tuner_to_serve_with`."""
+    group = parser.add_argument_group("live tuning of the pools (docs/pools.md)")
+    group.add_argument(
+        "--autotune", choices=(_OFF, _ADVISE, _ACT), default=_OFF,
+        help="advise: say how many prefill and decode workers would serve the traffic better; act: change roles, too "
+        "(default off)",
+    )  # fmt: skip
+    group.add_argument(
+        "--profile", metavar="FILE", help="how long these workers take, by `twinpool profile --output FILE`"
+    )
+    group.add_argument(
+        "--slo", action="append", default=[], metavar="METRIC=TIME",
+        help="objective of each request: ttft, itl (p99 of its gaps), tpot or e2el; like ttft=2s, itl=50ms",
+    )  # fmt: skip
+    for flag, (name, unit, text) in _NUMBERS.items():
+        group.add_argument(flag, dest=name, type=float, metavar=unit, help=text)
+    group.add_argument(
+        "--autotune-log", metavar="FILE",
+        help="a line of JSON for each recommendation, and one for what was then measured; a FILE of before is moved to "
+        "FILE.1",
+    )  # fmt: skip
+
+
+def tuner_to_serve_with(
+    args: argparse.Namespace, plan: PoolPlan, config: CoordinatorConfig, scheduler: SchedulerConfig
+) -> Tuner | None:
+    """What tunes the pools of `plan`; None if nothing is to. Raises ConfigError."""
+    if args.autotune == _OFF:
+        given = {"--profile": args.profile, "--slo": args.slo, "--autotune-log": args.autotune_log}
+        given |= {flag: getattr(args, name) for flag, (name, _, _) in _NUMBERS.items()}
+        for flag, value in given.items():
+            if value:
+                raise ConfigError(f"{flag} is for --autotune advise or act; give that too, or leave it out")
+        return None
+    _check_pools(args, plan, config, is_hybrid=scheduler.hybrid)
+    if args.profile is None:
+        raise ConfigError(
+            f"--autotune {args.autotune} needs to know how long workers take; measure that once with `twinpool profile "
+            "--output profile.json` and give --profile profile.json"
+        )
+    from twinpool.bench.serving.slo import parse_slo
+    from twinpool.planner.autotune.regret_log import RegretLog
+    from twinpool.planner.autotune.settings import AutotuneSettings, Mode
+    from twinpool.planner.autotune.tuner import PoolTuner
+
+    slo = parse_slo(args.slo)
+    if slo is None:
+        raise ConfigError(
+            f"--autotune {args.autotune} needs objectives: say which, like --slo ttft=2s --slo itl=50ms"
+        )
+    numbers = {
+        field: value
+        for flag, field in (
+            ("autotune_window", "window_s"),
+            ("autotune_cool_down", "cool_down_s"),
+            ("autotune_hysteresis", "hysteresis"),
+            ("attainment", "attainment"),
+        )
+        if (value := getattr(args, flag)) is not None
+    }
+    settings = AutotuneSettings(Mode(args.autotune), slo, **numbers)
+    profile, transport = _profile(args)
+    regret_log = None if args.autotune_log is None else RegretLog(args.autotune_log)
+    return PoolTuner(settings, profile, transport, scheduler, config, regret_log)
+
+
+def _check_pools(
+    args: argparse.Namespace, plan: PoolPlan, config: CoordinatorConfig, *, is_hybrid: bool
+) -> None:
+    if plan.colocated:
+        raise ConfigError(
+            f"--autotune {args.autotune} is for two pools, and --colocated {plan.colocated} is one; leave one out"
+        )
+    if args.autotune == _ACT and is_hybrid:
+        raise ConfigError(
+            "--autotune act changes roles, and --hybrid workers keep theirs; say --autotune advise, or leave one out"
+        )
+    count = plan.prefill + plan.decode
+    if args.autotune == _ACT and count < _FEWEST_TO_ACT and config.control == CoordinatorConfig().control:
+        raise ConfigError(
+            f"--autotune act has nothing to change with {count} workers, one of each role: have {_FEWEST_TO_ACT} or "
+            "more (--prefill, --decode), let workers of other hosts join (--control), or say --autotune advise"
+        )
+
+
+def _profile(args: argparse.Namespace) -> tuple[Profile, str | None]:
+    """The profile, and the transport that the server's flags name, if it has that. Raises ConfigError."""
+    from twinpool.planner.profile.fitted_times import FittedTimes
+    from twinpool.planner.profile.saved import load_profile
+
+    profile = load_profile(Path(args.profile))
+    named = transfer_config(args, "local").transport
+    known = {fit.transport for fit in profile.transfers}
+    transport = None if named is TransportName.AUTO or named.value not in known else named.value
+    FittedTimes(profile, transport).transfer_s(1)  # raises where nobody knows how long KV takes
+    return profile, transport
