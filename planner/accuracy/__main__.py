@@ -38,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("model", nargs="?", metavar="MODEL", help="as `twinpool serve` takes it")
     parser.add_argument("--measure", type=Path, metavar="FOLDER", help="measure into it")
     parser.add_argument("--predict", type=Path, metavar="FOLDER", help="predict what was measured into it")
-    parser.add_argument("--seconds", type=float, default=8.5, metavar="S", help="of each load (8.5)")
+    parser.add_argument("--seconds", type=float, default=7.5, metavar="S", help="of each load (7.5)")
     parser.add_argument("--seed", type=int, default=1, metavar="N", help="of all that is random (1)")
     parser.add_argument("--quick", action="store_true", help="quick profiles: for trying it out")
     parser.add_argument(

@@ -30,7 +30,7 @@ SHORT_S = 0.1
 """A step that is shorter runs `BURST` times in a row, after one that does not count: as its caches are in a server,
 where steps of one kind follow each other."""
 BURST = 2
-FARTHEST = 3.0
+FARTHEST = 2.5
 """Times its median: a repetition that took longer tells of something else."""
 Say = Callable[[str], None]
 

@@ -62,19 +62,16 @@ class FittedTimes:
 
     def step_s(self, shape: StepShape, num_busy: int = 0) -> float:
         """As `ServiceTimes.step_s`."""
-        parts, served, slow = self._model.parts(shape), self._served, self._slow
-        weights_s, products_s, context_s, pairs_s = parts
-        taken_s = weights_s + products_s + context_s + pairs_s
-        taken_s += served.step_s + served.sequence_s * shape.num_sequences
+        memory_s, arithmetic_s = self._model.parts(shape)
+        served, slow = self._served, self._slow
+        taken_s = memory_s + arithmetic_s + served.step_s + served.sequence_s * shape.num_sequences
         if not num_busy:
             return taken_s
         if slow is None:  # they share this one's cores
             return taken_s * (1 + num_busy)
         return taken_s + num_busy * (
-            slow.weights * weights_s
-            + slow.products * products_s
-            + slow.context * context_s
-            + slow.pairs * pairs_s
+            slow.memory * memory_s
+            + slow.arithmetic * arithmetic_s
             + served.busy_sequence_s * shape.num_sequences
         )
 

@@ -35,13 +35,11 @@ class StepFit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class SlowDown(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """By how much a part of a step takes longer for each other worker of the machine that computes, as a share of what
-    it takes alone: `weights` (the products of one token, which wait for memory), `products` (what more tokens add),
-    `context` (reading KV), `pairs` (a prompt's attention)."""
+    it takes alone: `memory` is what waits for memory (the products of one token, which read the weights, and reading
+    KV), `arithmetic` the rest (what more tokens add to the products, and a prompt's attention)."""
 
-    weights: float
-    products: float
-    context: float
-    pairs: float
+    memory: float
+    arithmetic: float
 
 
 class ServedSteps(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -10,13 +10,11 @@ from twinpool.planner.step_shape import StepShape
 
 
 class Parts(NamedTuple):
-    """Seconds of a step alone, by what neighbours slow down apart: the products of one token (reading the weights),
-    what further tokens add to that, reading KV, and the arithmetic of prompts' attention."""
+    """Seconds of a step alone, by what neighbours slow down apart: what waits for memory (the products of one token,
+    and reading KV), and arithmetic (what more tokens add, and the attention of prompts)."""
 
-    weights: float
-    products: float
-    context: float
-    pairs: float
+    memory: float
+    arithmetic: float
 
 
 class StepModel:
@@ -35,10 +33,11 @@ class StepModel:
         fit, weights_s = self.fit, self._times[0]
         products_s = self._products_s(num_sequences + prompt_tokens) - weights_s
         return Parts(
-            weights_s,
-            products_s + fit.sequence_s * num_sequences + fit.chunk_s * num_chunks,
-            fit.context_token_s * context + fit.prompt_context_token_s * prompt_context,
-            fit.prompt_pair_s * pairs,
+            weights_s + fit.context_token_s * context + fit.prompt_context_token_s * prompt_context,
+            products_s
+            + fit.sequence_s * num_sequences
+            + fit.chunk_s * num_chunks
+            + fit.prompt_pair_s * pairs,
         )
 
     def _products_s(self, rows: int) -> float:

@@ -31,7 +31,7 @@ _SHAPES = st.builds(StepShape, *[_COUNTS] * 6)
 
 @given(
     _fits(),
-    st.builds(SlowDown, *[st.floats(0, 3)] * 4) | st.none(),
+    st.builds(SlowDown, *[st.floats(0, 3)] * 2) | st.none(),
     _SHAPES,
     st.integers(0, 5),
     st.integers(0, 3),

@@ -32,25 +32,14 @@ TRUE_FIT = StepFit(
     prompt_pair_s=3e-9,
     prompt_context_token_s=2e-7,
 )
-TRUE_SLOW_DOWN = SlowDown(weights=0.4, products=0.05, context=0.3, pairs=0.1)
+TRUE_SLOW_DOWN = SlowDown(memory=0.4, arithmetic=0.05)
 
 
 def true_s(case: Case, num_busy: int = 0) -> float:
     """What the made-up worker takes for a step."""
-    parts = StepModel(TRUE_FIT).parts(case.shape)
-    return sum(parts) + num_busy * sum(
-        share * part
-        for share, part in zip(
-            (
-                TRUE_SLOW_DOWN.weights,
-                TRUE_SLOW_DOWN.products,
-                TRUE_SLOW_DOWN.context,
-                TRUE_SLOW_DOWN.pairs,
-            ),
-            parts,
-            strict=True,
-        )
-    )
+    memory_s, arithmetic_s = StepModel(TRUE_FIT).parts(case.shape)
+    busy_s = TRUE_SLOW_DOWN.memory * memory_s + TRUE_SLOW_DOWN.arithmetic * arithmetic_s
+    return memory_s + arithmetic_s + num_busy * busy_s
 
 
 def sampled(cases: Sequence[Case], num_busy: int = 0) -> list[StepSample]:
