@@ -39,7 +39,7 @@ def test_loads_are_the_same_whenever_they_are_made_and_their_rates_share_the_mac
         assert high.rate_per_s / low.rate_per_s == pytest.approx(SHARES["high"] / SHARES["low"])
         assert [shape.at_s for shape in high.shapes] == sorted(shape.at_s or 0.0 for shape in high.shapes)
         assert high.slo.ttft_s
-        assert high.slo.itl_p99_s
+        assert high.slo.tpot_s
 
 
 def test_a_long_prompt_among_chats_shares_nothing_with_them() -> None:
