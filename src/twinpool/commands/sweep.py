@@ -60,7 +60,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "--resolution", type=float, default=1.15, metavar="FACTOR", help="when a search ends (1.15)"
     )
-    parser.add_argument("--seconds", type=float, default=10.0, metavar="S", help="of one run's arrivals at least (10)")
+    parser.add_argument(
+        "--seconds", type=float, default=10.0, metavar="S", help="of one run's arrivals at least (10)"
+    )
     parser.add_argument("--minutes", type=float, default=30.0, metavar="M", help="for all of it (30)")
     return parser
 
