@@ -74,10 +74,11 @@ def table_2(public_data: Path, num_requests: int) -> Iterator[Result]:
     turns = replace(worker, times=TurnByTurn(worker.times))
     apart, both = split((1, worker), (1, worker), 2_048), colocated(1, turns, 2_048)
     setting = "OPT-66B, ShareGPT, TTFT 0.4 s, TPOT 0.1 s"
+    why_apart = "lengths are not ShareGPT's; decode has TP 4 in place of TP 2 × PP 2"
+    why_both = "lengths are not ShareGPT's; coefficients are of DistServe's engine, not of vLLM"
     for rate, (vllm, low) in _ATTAINED.items():
-        why = "lengths are not ShareGPT's; decode has TP 4 in place of TP 2 × PP 2"
         served = 100 * load.run(apart, rate).share_good(_TABLE_2)
-        yield Figure(_SOURCE, setting, f"DistServe-Low, {rate} req/s", low, served, "%", why)
-        why = "lengths are not ShareGPT's; coefficients are of DistServe's engine, not of vLLM"
+        yield Figure(_SOURCE, setting, f"DistServe-Low, {rate} req/s", low, served, "%", why_apart)
         served = 100 * load.run(both, rate).share_good(_TABLE_2)
-        yield Figure(_SOURCE, setting, f"vLLM, {rate} req/s", vllm, served, "%", why)
+        yield Figure(_SOURCE, setting, f"vLLM, {rate} req/s", vllm, served, "%", why_both)
+        why_apart = why_both = "as above"
