@@ -164,6 +164,7 @@ class Sampler:
         self._seconds: dict[tuple[Case, int], list[float]] = {(case, 0): [] for case in plan.alone}
         if other_than is not None:
             self._seconds |= {(case, 1): [] for case in plan.busy}
+        self._before: dict[Case, list[float]] = {case: [] for case in plan.busy}
         self._turn = 0
 
     @property
@@ -185,18 +186,23 @@ class Sampler:
 
     def samples(self) -> list[StepSample]:
         """What was found so far, of cases that had a turn."""
-        return [_sample(case, num_busy, each) for (case, num_busy), each in self._seconds.items() if each]
+        return [
+            _sample(case, num_busy, each, self._before[case] if num_busy else ())
+            for (case, num_busy), each in self._seconds.items()
+            if each
+        ]
 
     def _run(self, case: Case, num_busy: int) -> list[float]:
         engine, before = self._engine_of(case), self._seconds[case, num_busy]
         times = 1 if before and before[0] > SHORT_S else 1 + BURST
         if not num_busy or self._other_than is None:
             return engine.seconds(case.pieces, times)[-BURST:]
+        self._before[case] += engine.seconds(case.pieces, times)[-BURST:]
         with self._other_than(engine).looping(self._plan.beside(case).pieces):
             return engine.seconds(case.pieces, times)[-BURST:]
 
 
-def _sample(case: Case, num_busy: int, seconds: Sequence[float]) -> StepSample:
+def _sample(case: Case, num_busy: int, seconds: Sequence[float], before: Sequence[float]) -> StepSample:
     return StepSample(
         part=case.part.value,
         name=case.name,
@@ -206,6 +212,7 @@ def _sample(case: Case, num_busy: int, seconds: Sequence[float]) -> StepSample:
         spread=spread(seconds),
         num_runs=len(seconds),
         each_s=tuple(seconds),
+        alone_s=statistics.fmean(_within_reason(before)) if before else None,
         is_held_out=case.is_held_out,
     )
 

@@ -75,22 +75,18 @@ def _columns(shape: StepShape, knots: Sequence[int]) -> list[float]:
 
 
 def fit_slow_down(fit: StepFit, samples: Sequence[StepSample]) -> SlowDown | None:
-    """By what each part grows beside busy neighbours; None without such samples. What a shape takes longer is counted
-    from the same shape alone, where that was measured, so an error of the fit does not count as slow-down."""
-    busy = [sample for sample in samples if sample.num_busy and not sample.is_held_out]
+    """By what each part grows beside busy neighbours; None without such samples. How much longer a shape takes is
+    counted from the same shape alone right before, so neither an error of the fit nor a slower moment counts."""
+    busy = [(sample, sample.alone_s) for sample in samples if sample.alone_s and not sample.is_held_out]
     if not busy:
         return None
-    alone_s = {sample.shape: sample.seconds for sample in samples if not sample.num_busy}
     model = StepModel(fit)
-    rows, extra = [], []
-    for sample in busy:
+    shares, growth = [], []
+    for sample, alone_s in busy:
         parts = model.parts(StepShape(*sample.shape))
-        base_s = alone_s.get(sample.shape, sum(parts))
-        scale = base_s / sum(parts) * sample.num_busy / sample.seconds
-        rows.append([part * scale for part in parts])
-        extra.append(1 - base_s / sample.seconds)
-    found = nnls(np.array(rows), np.array(extra))
-    return SlowDown(*map(float, found))
+        shares.append([part / sum(parts) * sample.num_busy for part in parts])
+        growth.append(sample.seconds / alone_s - 1)
+    return SlowDown(*map(float, nnls(np.array(shares), np.array(growth))))
 
 
 def unsteadiness_of(samples: Sequence[StepSample]) -> Unsteadiness:

@@ -75,8 +75,9 @@ class Residuals(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class StepSample(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One measured shape of a step: `shape` as the numbers of a `StepShape`, the mean of its repetitions, and their
-    spread (middle half ÷ median). `num_busy` other workers computed meanwhile. `each_s` are the repetitions, in order.
-    The fit has not seen what `is_held_out`.
+    spread (middle half ÷ median). `num_busy` other workers computed meanwhile; then `alone_s` is the mean of as many
+    repetitions alone, each right before one of them. `each_s` are the repetitions, in order. The fit has not seen what
+    `is_held_out`.
     """
 
     part: str
@@ -88,6 +89,7 @@ class StepSample(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     num_runs: int
     is_held_out: bool = False
     each_s: tuple[float, ...] = ()
+    alone_s: float | None = None
 
 
 class TransferSample(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
