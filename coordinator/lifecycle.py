@@ -188,6 +188,11 @@ class Request:
         """KV slots of the longest that it can become; the last output token is never fed back."""
         return len(self.submission.prompt_token_ids) + self.submission.sampling.max_tokens - 1
 
+    @property
+    def ends_with_first_token(self) -> bool:
+        """Whether the next attempt's first token is sure to be the last: no worker decodes it."""
+        return len(self.emitted) + 1 >= self.submission.sampling.max_tokens
+
     def job(self, eos_token_ids: tuple[int, ...]) -> Job:
         """The work order for the present attempt."""
         prompt = self.submission.prompt_token_ids
