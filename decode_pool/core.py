@@ -97,6 +97,8 @@ class DecodeCore:
         self._steps = StepsUnderWay()
         self._cancelled: dict[RequestKey, None] = {}
         self._lockstep: Lockstep | None = None
+        self._has_untried_room = False
+        """Whether sequences were preempted since reservations were last looked at: one that waits may fit now."""
 
     def __contains__(self, key: RequestKey) -> bool:
         return key in self._scheduler or key in self._intake
@@ -162,8 +164,7 @@ class DecodeCore:
                 self.counters.add(WorkerMetric.JUNK_MESSAGES)
             case _:
                 raise InvariantViolation(f"a decode worker got {type(event).__name__}")
-        if self._intake.waiting:
-            self._intake.grant(self.num_free_slots, now)
+        self._grant(now)
         return self.flush()
 
     def flush(self) -> list[Command]:
@@ -217,14 +218,15 @@ class DecodeCore:
         if self._cancelled:
             self._release_cancelled()
         following = lockstep.follow()
-        if self._intake.waiting:
-            self._intake.grant(self.num_free_slots, now)
+        self._grant(now)
         return self.flush(), following
 
     def num_quiet_steps(self, most: int) -> int:
         """How many steps, from the one that runs on and at most `most`, can be skipped unless an event comes: they only
         change counts. To be asked after `plan_step_ahead`."""
-        return 0 if self._cancelled else self._in_lockstep().num_quiet(most)
+        if self._cancelled or self._has_untried_room:
+            return 0
+        return self._in_lockstep().num_quiet(most)
 
     def skip_steps(self, seconds: Sequence[float]) -> None:
         """`end_step` and `plan_step_ahead` for steps that took so long each, all of them quiet. Their `LockstepTokens`,
@@ -308,6 +310,11 @@ class DecodeCore:
             case _:
                 self.counters.add(WorkerMetric.JUNK_MESSAGES)
 
+    def _grant(self, now: float) -> None:
+        if self._intake.waiting:
+            self._intake.grant(self.num_free_slots, now)
+        self._has_untried_room = False
+
     def _join(self, arrival: Arrival | None) -> None:
         if arrival and arrival.table and arrival.manifest:
             self._scheduler.join(arrival.job, arrival.table, arrival.chain, arrival.manifest.first_token)
@@ -347,6 +354,7 @@ class DecodeCore:
 
     def _preempted(self, keys: Sequence[RequestKey], now: float, *, is_starved: bool) -> None:
         """The scheduler has let these go for older sequences, or the oldest is starved."""
+        self._has_untried_room |= len(keys) > 0
         self.counters.add(WorkerMetric.PREEMPTIONS, len(keys))
         for key in keys:
             self._tell(Dropped(key, DropReason.PREEMPTED, "an older sequence needed the room"))

@@ -28,17 +28,20 @@ def deployments(draw: st.DrawFn) -> Deployment:
         max_num_seqs=draw(st.sampled_from((1, 3, 16))),
         headroom_tokens=draw(st.sampled_from((0, 16))),
         prefix_cache=draw(st.booleans()),
-        hybrid=draw(st.booleans()),
+        hybrid=draw(st.sampled_from((False, False, True))),
+        grant_timeout_s=draw(st.sampled_from((0.3, 30.0))),
     )
     coordinator = CoordinatorConfig(
         max_queue_requests=draw(st.sampled_from((2, 1000))),
         max_wait_s=draw(st.sampled_from((0.3, 60.0))),
+        max_in_flight=draw(st.sampled_from((None, None, 3))),
         min_link_gb_per_s=0.0,
     )
-    num_blocks = draw(st.sampled_from((16, 24, 200)))
-    decode = replace(DECODE, overheads=draw(st.sampled_from((Overheads(), OVERHEADS))))
+    num_blocks = draw(st.sampled_from((16, 24, 40, 200)))
+    overheads = draw(st.sampled_from((Overheads(), OVERHEADS, Overheads(control_s=0.01, output_s=0.013))))
+    decode = replace(DECODE, overheads=overheads)
     prefill = replace(PREFILL, overheads=decode.overheads)
-    machine = draw(st.sampled_from((None, "this")))
+    machine = draw(st.sampled_from((None, None, "this")))
     if draw(st.booleans()):
         return colocated(
             draw(st.integers(1, 2)),
@@ -65,13 +68,13 @@ def deployments(draw: st.DrawFn) -> Deployment:
 
 @st.composite
 def requests(draw: st.DrawFn) -> list[Shape]:
-    """A dozen or so, some of which begin alike."""
+    """Up to 40, some of which begin alike."""
     shapes, at_s = [], 0.0
-    for index in range(draw(st.integers(1, 14))):
+    for index in range(draw(st.integers(1, 40))):
         at_s += draw(st.sampled_from((0.0, 0.003, 0.05)))
         prefix = draw(st.sampled_from((0, 0, 24, 64)))
         first = (shared_prefix(prefix, prefix),) if prefix else ()
-        own_tokens, output = draw(st.integers(1, 120)), draw(st.sampled_from((1, 2, 9, 40, 90)))
+        own_tokens, output = draw(st.integers(1, 120)), draw(st.sampled_from((1, 2, 9, 40, 90, 200)))
         shapes.append(Shape((*first, own(index, own_tokens)), output, at_s))
     return shapes
 

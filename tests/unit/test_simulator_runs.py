@@ -292,6 +292,16 @@ def _most_at_once(simulation: Simulation) -> int:
     return most
 
 
+def test_answers_of_one_token_take_no_place_in_flight() -> None:
+    """When the one place comes free all of them go at once, not one by one as something else happens."""
+    shapes = [Shape((own(0, 64),), 50, 0.0), *requests_at([0.1, 0.11, 0.12, 0.13], 16, 1)]
+    deployment = split(4, 1, PREFILL, DECODE, coordinator=CoordinatorConfig(max_in_flight=1))
+    long, *short = simulate(deployment, shapes).outcomes
+    assert {len(outcome.workers) for outcome in short} == {2}
+    starts_s = [outcome.sent_at_s + outcome.queue_s for outcome in short]
+    assert starts_s == pytest.approx([long.times[-1]] * 4, abs=1e-5)
+
+
 def test_a_long_pause_costs_nothing_and_changes_nothing() -> None:
     shapes = requests_at([0.0, 86_400.0], 64, 10)
     found = simulate(split(1, 1, PREFILL, DECODE), shapes)
