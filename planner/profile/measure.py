@@ -71,7 +71,7 @@ class ProfileSettings:
     tokenizer: tokenizers.Tokenizer
     dtype: str = "auto"
     weights: str = "auto"
-    device: str = "auto"
+    device: str = "cpu"
     threads: int = 1
     is_quick: bool = False
 
@@ -290,7 +290,7 @@ def _served(settings: ProfileSettings, profile: Profile, places: Places, say: Sa
         num_blocks = -(-num_tokens // profile.block_size)
         return times.transfer_s(num_blocks * profile.block_size * profile.kv_token_bytes // num_layers)
 
-    shares_cores = settings.threads >= len(usable_cores()) and not str(settings.device).startswith("cuda")
+    shares_cores = settings.threads >= len(usable_cores()) and not settings.device.startswith("cuda")
     return served.served_of(runs, last_layer_s if places.has_two else None, shares_cores=shares_cores)
 
 

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from twinpool.commands.cuda_here import check_devices, why_no_cuda
 from twinpool.config import EngineConfig, require
 from twinpool.coordinator.launch import usable_cores
 
@@ -70,6 +71,10 @@ def run(args: argparse.Namespace) -> int:
         "--output", str(path), path.absolute().parent.is_dir() and not path.is_dir(),
         "a file in a folder that exists",
     )  # fmt: skip
+    device = args.device
+    if device == "auto":
+        device = "cpu" if why_no_cuda() else "cuda"
+    check_devices("--device", [device], "auto")
     from twinpool.commands.dataset_flags import load_tokenizer
     from twinpool.engine.model_files import resolve
     from twinpool.planner.profile.fit import far_off
@@ -80,7 +85,7 @@ def run(args: argparse.Namespace) -> int:
     profile = measure(
         ProfileSettings(
             directory=model.path, model=model.name, asked=args.model, tokenizer=load_tokenizer(args.model),
-            dtype=args.dtype, weights=args.weights, device=args.device, threads=threads, is_quick=args.quick,
+            dtype=args.dtype, weights=args.weights, device=device, threads=threads, is_quick=args.quick,
         ),
         _said,
     )  # fmt: skip
