@@ -105,7 +105,7 @@ class Window:
     def _lately(self, now: float) -> list[_Arrival]:
         found: list[_Arrival] = []
         for arrival in reversed(self._arrivals):
-            is_recent = now - arrival.at <= self._window_s
+            is_recent = now - arrival.at < self._window_s
             if len(found) >= (MOST_PREDICTED if is_recent else ENOUGH_REQUESTS):
                 break
             found.append(arrival)

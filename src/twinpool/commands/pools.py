@@ -123,6 +123,24 @@ def print_table(answer: Mapping[str, Any]) -> None:
     console = Console(file=sys.stdout, width=None if sys.stdout.isatty() else _PLAIN_WIDTH)
     console.print(table)
     console.print(answer["reason"] if answer["ready"] else f"not ready: {answer['reason']}")
+    if "autotune" in answer:
+        console.print(
+            "\n".join(tuning_lines(answer["autotune"])), soft_wrap=True, markup=False, highlight=False
+        )
+
+
+def tuning_lines(tuning: Mapping[str, Any]) -> list[str]:
+    """What live tuning says: its latest recommendation, and how far its predictions were from what came."""
+    told = tuning.get("latest") or tuning["why_nothing"] or "it is predicting"
+    lines = [f"autotune {tuning['mode']}: {told}"]
+    if tuning.get("latest") and tuning["why_nothing"]:
+        lines.append(f"autotune: {tuning['why_nothing']}")
+    if tuning.get("recommendations"):
+        counted = f"{tuning['recommendations']} recommendations, {tuning['changes']} changes"
+        error = tuning["median_error"]
+        known = "none measured yet" if error is None else f"median error {error:.0%} of {tuning['measured']}"
+        lines.append(f"autotune: {counted}; {known}")
+    return lines
 
 
 def cells_of(worker: Mapping[str, Any]) -> tuple[str, ...]:

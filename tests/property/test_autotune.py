@@ -1,0 +1,49 @@
+"""Live tuning never flaps: whatever predictions say, changes are few, apart, and never break a pool."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from random import Random
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.tuned import COOL_DOWN_S, World, world
+
+from twinpool.planner.autotune.caution import FORGIVES_AFTER
+from twinpool.planner.autotune.words import Split
+
+HYSTERESIS = 0.1
+
+
+@settings(max_examples=15, deadline=None)
+@given(seed=st.integers(0, 2**32), noise=st.floats(0, 0.04), size=st.integers(3, 8))
+def test_noise_below_the_hysteresis_never_undoes_a_change(seed: int, noise: float, size: int) -> None:
+    """Each prediction is off by up to `noise`, for each layout by another amount: one way there, and no way back."""
+    dice = Random(seed)
+    truth = {Split(x, size - x): dice.uniform(0.2, 2.0) for x in range(1, size)}
+    made = world(lambda split: truth[split] * (1 + dice.uniform(-noise, noise)), present=Split(1, size - 1))
+    made.advance(15 * COOL_DOWN_S)
+    visited = [Split(1, size - 1), *(split for _, split in made.changes)]
+    assert len(set(visited)) == len(visited), "it went back"
+    assert_orderly(made)
+    best = max(truth.values())
+    assert truth[visited[-1]] * (1 + HYSTERESIS) * (1 + noise) / (1 - noise) * 1.03 >= best
+
+
+@settings(max_examples=15, deadline=None)
+@given(seed=st.integers(0, 2**32), size=st.integers(3, 6))
+def test_predictions_that_contradict_themselves_are_followed_ever_more_slowly(seed: int, size: int) -> None:
+    """Every prediction praises another layout by far, at random."""
+    dice = Random(seed)
+    made = world(lambda _: dice.choice((0.5, 5.0)) * dice.uniform(0.9, 1.1), present=Split(1, size - 1))
+    made.advance(40 * COOL_DOWN_S)
+    assert_orderly(made)
+    num_ways_back = 6  # after which cool-downs of 1 + 2 + 4 + … have taken the whole time
+    assert len(made.changes) <= (size - 2) + num_ways_back
+
+
+def assert_orderly(made: World) -> None:
+    times = [at for at, _ in made.changes]
+    assert all(later - earlier >= COOL_DOWN_S for earlier, later in pairwise(times))
+    assert all(min(split) >= 1 for _, split in made.changes)
+    assert FORGIVES_AFTER > 1

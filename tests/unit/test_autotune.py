@@ -1,0 +1,305 @@
+"""Live tuning: when it acts and when it only tells, and what it says of its own predictions."""
+
+from __future__ import annotations
+
+import pytest
+from support.tuned import COOL_DOWN_S, SLO, WINDOW_S, World, forecast, world
+
+from twinpool.errors import ConfigError
+from twinpool.planner.autotune.caution import MOST_DOUBLINGS, Caution
+from twinpool.planner.autotune.regrets import Regrets, errors_of
+from twinpool.planner.autotune.settings import AutotuneSettings, Mode
+from twinpool.planner.autotune.window import ENOUGH_REQUESTS, LEAST_REQUESTS, PREFIX_CHUNK, Window
+from twinpool.planner.autotune.words import (
+    Action,
+    Arrived,
+    Ended,
+    Figures,
+    Measured,
+    NotChanged,
+    Objective,
+    Predicted,
+    Prediction,
+    Recommendation,
+    Split,
+    Unpredicted,
+    Withdrawn,
+)
+
+
+def prompt_heavy(split: Split) -> float:
+    """Three prefill workers to one decode worker are best."""
+    return float(min(split.prefill, 3 * split.decode))
+
+
+def recommendations(of: World) -> list[Recommendation]:
+    return [line for line in of.lines if isinstance(line, Recommendation)]
+
+
+def measured(of: World) -> list[Measured]:
+    return [line for line in of.lines if isinstance(line, Measured)]
+
+
+# ── acting ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_it_changes_to_the_best_pools_once_and_stays() -> None:
+    made = world(prompt_heavy)
+    made.advance(40 * COOL_DOWN_S)
+    assert [split for _, split in made.changes] == [Split(3, 1)]
+    assert made.present == Split(3, 1)
+
+
+def test_advise_only_tells() -> None:
+    made = world(prompt_heavy, Mode.ADVISE)
+    made.advance(5 * WINDOW_S)
+    assert not made.changes
+    told = recommendations(made)
+    assert {line.action for line in told} == {Action.ADVISED}
+    assert told[0].change is not None
+    assert told[0].change.split == Split(3, 1)
+    assert told[0].gain == pytest.approx(0.5)
+    assert len([note for note in made.notes if "should become 3P1D" in note]) == 1, "told once, not each time"
+
+
+@pytest.mark.parametrize(("gain", "acts"), [(0.05, False), (0.0999, False), (0.15, True)])
+def test_a_gain_within_the_hysteresis_changes_nothing(gain: float, acts: bool) -> None:
+    made = world(lambda split: 1 + gain * (split == Split(3, 1)))
+    made.advance(5 * WINDOW_S)
+    assert bool(made.changes) is acts
+    assert (recommendations(made)[0].action is Action.CHANGED) is acts
+
+
+def test_intervals_that_overlap_change_nothing() -> None:
+    made = world(prompt_heavy, reach=0.25)
+    made.advance(5 * WINDOW_S)
+    assert not made.changes
+    assert recommendations(made)[0].why == "the intervals of both capacities overlap"
+
+
+def test_nothing_is_changed_for_traffic_that_hardly_uses_the_pools() -> None:
+    made = world(lambda split: 100 * prompt_heavy(split))
+    made.advance(5 * WINDOW_S)
+    assert not made.changes
+    assert recommendations(made)[0].why.startswith("only 0% of the capacity is used")
+
+
+def test_the_objective_is_goodput_where_the_pools_cannot_serve_the_traffic_and_headroom_where_they_can() -> (
+    None
+):
+    """One request comes each second."""
+    for capacity, objective in ((0.5, Objective.GOODPUT), (1.5, Objective.HEADROOM)):
+        made = world(lambda _, capacity=capacity: capacity)
+        made.advance(2 * WINDOW_S)
+        assert recommendations(made)[0].objective is objective
+
+
+def test_nothing_is_asked_while_workers_are_missing_or_on_their_way() -> None:
+    made = world(prompt_heavy, unsettled="decode-1 starts")
+    made.advance(5 * WINDOW_S)
+    assert not made.asked
+    assert "decode-1 starts" in made.core.status(made.now)["why_nothing"]
+    made.unsettled = ""
+    made.advance(WINDOW_S)
+    assert made.changes
+
+
+def test_a_prediction_of_pools_that_are_no_more_is_dropped() -> None:
+    made = world(prompt_heavy, is_answering=False)
+    made.advance(WINDOW_S)
+    made.present = Split(1, 3)
+    made.advance(1)
+    answer = Prediction(stay=forecast(Split(2, 2), 1.0), change=forecast(Split(3, 1), 9.0), num_requests=0)
+    made.feed(Predicted(made.asked[0].ticket, answer))
+    assert not made.changes
+    assert not made.lines
+
+
+def test_workers_that_keep_their_role_are_told_of_not_moved() -> None:
+    made = world(prompt_heavy, movable=Split(2, 0))
+    made.advance(3 * WINDOW_S)
+    assert not made.changes
+    assert recommendations(made)[0].why.startswith("1 decode workers would have to change, and 0 can")
+
+
+def test_a_change_that_is_refused_is_told_and_not_tried_again_before_the_cool_down_is_over() -> None:
+    made = world(prompt_heavy, obeys_after_s=1e9)
+    made.advance(WINDOW_S / 2)
+    assert len(made.changes) == 1
+    made._wanted = None
+    made.feed(NotChanged("the server is stopping"))
+    assert any("the server is stopping" in note for note in made.notes)
+    made.advance(COOL_DOWN_S - 1)
+    assert len(made.changes) == 1
+
+
+def test_a_failed_prediction_is_told_once() -> None:
+    made = world(prompt_heavy, is_answering=False)
+    for _ in range(3):
+        made.advance(WINDOW_S)
+        made.feed(Unpredicted(made.asked[-1].ticket, "--slo ttft=1ms is below the floor"))
+    assert made.core.num_unpredicted == 3
+    assert len([note for note in made.notes if "below the floor" in note]) == 1
+
+
+def test_every_way_back_doubles_the_cool_down_and_quiet_undoes_it() -> None:
+    here, there = Split(1, 3), Split(3, 1)
+    caution, now = Caution(10.0), 100.0
+    for number in range(10):
+        assert caution.left_s(now) == 0
+        caution.changed(here, there, now)
+        here, there = there, here
+        assert caution.cool_down_s == 10.0 * 2 ** min(number, MOST_DOUBLINGS)
+        now += caution.cool_down_s
+    now += 100 * caution.cool_down_s
+    caution.changed(here, there, now)
+    assert caution.cool_down_s == 10.0
+
+
+# ── the regret log ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_each_recommendation_is_held_against_the_window_after_it() -> None:
+    made = world(prompt_heavy, Mode.ADVISE, served_ttft_s=0.25)
+    made.advance(6 * WINDOW_S)
+    first = measured(made)[0]
+    assert first.number == 1
+    assert first.layout == "2P2D"
+    assert first.num_requests == WINDOW_S
+    assert first.rate_per_s == pytest.approx(1.0)
+    assert first.figures == Figures(
+        attainment=1.0, goodput_per_s=1.0, ttft_p50_s=0.25, ttft_p99_s=0.25, itl_p99_s=0.02
+    )
+    assert first.errors == pytest.approx(
+        {"attainment": 0.0, "ttft_p50_s": 0.2, "ttft_p99_s": 0.6, "itl_p99_s": 0.0}
+    )
+    assert made.core.medians() == pytest.approx(first.errors)
+    status = made.core.status(made.now)
+    assert status["median_error"] == pytest.approx(0.2)
+    assert status["recommended"] == "3P1D"
+    numbers = [line.number for line in measured(made)]
+    assert numbers == sorted(set(numbers)), "each once"
+    assert len(recommendations(made)) - len(numbers) <= 3, "all but those whose window is not over"
+
+
+def test_after_a_change_the_window_begins_when_the_pools_have_changed() -> None:
+    made = world(prompt_heavy, obeys_after_s=20.0, served_ttft_s=0.4)
+    made.advance(3 * WINDOW_S)
+    changed_at, _ = made.changes[0]
+    number = next(line.number for line in recommendations(made) if line.action is Action.CHANGED)
+    line = next(line for line in measured(made) if line.number == number)
+    assert line.layout == "3P1D"
+    assert line.figures is not None
+    assert changed_at + 20 + WINDOW_S <= made.now
+
+
+def test_nothing_is_measured_of_pools_that_somebody_else_has_changed() -> None:
+    made = world(prompt_heavy, Mode.ADVISE)
+    made.advance(WINDOW_S)
+    made.present = Split(1, 3)
+    made.advance(2)
+    assert measured(made)
+    for line in measured(made):
+        assert line.figures is None
+        assert line.why == "the pools have become 1P3D"
+    assert made.core.medians() == {}
+
+
+def test_errors_of_times_are_relative_and_those_of_the_attainment_differences() -> None:
+    found = errors_of(
+        Figures(attainment=0.9, goodput_per_s=1, ttft_p50_s=0.3, itl_p99_s=0.01),
+        Figures(attainment=0.6, goodput_per_s=1, ttft_p50_s=0.2, ttft_p99_s=0.5),
+    )
+    assert found == pytest.approx({"attainment": 0.3, "ttft_p50_s": 0.5})
+    regrets = Regrets()
+    assert regrets.median_error() is None
+    for error in (0.1, 0.5, 0.2):
+        regrets.add({"ttft_p50_s": error})
+    assert regrets.medians() == {"ttft_p50_s": 0.2}
+
+
+# ── traffic ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def served(window: Window, name: str, at: float, num_output: int = 10, prefix: tuple[int, ...] = ()) -> None:
+    window.arrived(Arrived(name, 200, prefix), at)
+    window.ended(Ended(name, num_output, is_completed=True, ttft_s=0.5), at)
+
+
+def test_of_too_few_requests_nothing_is_said() -> None:
+    window = Window(WINDOW_S, 0.0)
+    for number in range(LEAST_REQUESTS - 1):
+        served(window, str(number), float(number))
+    assert window.traffic(50.0) is None
+    served(window, "one more", 50.0)
+    traffic = window.traffic(50.0)
+    assert traffic is not None
+    assert traffic.rate_per_s == pytest.approx(LEAST_REQUESTS / 50)
+
+
+def test_little_traffic_is_looked_back_for_but_only_so_far() -> None:
+    window = Window(WINDOW_S, 0.0)
+    for number in range(100):
+        served(window, str(number), 4.0 * number)
+    traffic = window.traffic(400.0)
+    assert traffic is not None
+    assert len(traffic.requests) == ENOUGH_REQUESTS
+    assert traffic.rate_per_s == pytest.approx(0.25, rel=0.02)
+    assert window.traffic(10_000.0) is not None, "until something comes, what came last is all that is known"
+
+
+def test_answers_that_are_not_complete_get_the_lengths_of_others() -> None:
+    window = Window(WINDOW_S, 0.0)
+    for number in range(30):
+        served(window, str(number), 1.0, num_output=7)
+    for number in range(10):
+        window.arrived(Arrived(f"running {number}", 200, ()), 2.0)
+    window.ended(Ended("running 0", 0, is_completed=False), 3.0)
+    traffic = window.traffic(10.0)
+    assert traffic is not None
+    assert len(traffic.requests) == 40
+    assert {each.output_tokens for each in traffic.requests} == {7}
+
+
+def test_refusals_by_load_are_traffic_and_others_are_not() -> None:
+    window = Window(WINDOW_S, 0.0)
+    for number in range(30):
+        served(window, str(number), 1.0)
+    window.ended(Ended("turned away before its prompt was read", 0, is_completed=False), 2.0)
+    window.arrived(Arrived("no quota", 200, ()), 2.0)
+    window.withdrawn(Withdrawn("no quota", None))
+    window.arrived(Arrived("left", 200, ()), 2.0)
+    window.withdrawn(Withdrawn("left", 3))
+    traffic = window.traffic(10.0)
+    assert traffic is not None
+    assert len(traffic.requests) == 32
+    assert traffic.requests[-1].output_tokens == 3
+    figures, count = window.figures(0.0, 10.0, SLO)
+    assert count == 31, "who left says nothing of how well it was served"
+    assert figures is not None
+    assert figures.attainment == pytest.approx(30 / 31)
+
+
+def test_what_prompts_share_is_kept_and_what_they_do_not_is_a_length() -> None:
+    window = Window(WINDOW_S, 0.0)
+    for number in range(30):
+        served(window, str(number), 1.0, prefix=(77, 1000 + number))
+    traffic = window.traffic(10.0)
+    assert traffic is not None
+    assert {each.prefix for each in traffic.requests} == {(77,)}
+    assert {each.own_tokens for each in traffic.requests} == {200 - PREFIX_CHUNK}
+    assert traffic.mean_input == 200
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "flag"),
+    [
+        ("window_s", 0.5, "--autotune-window"),
+        ("cool_down_s", 0.0, "--autotune-cool-down"),
+        ("hysteresis", 0.0, "--autotune-hysteresis"),
+        ("attainment", 1.0, "--attainment"),
+    ],
+)
+def test_settings_are_checked(field: str, value: float, flag: str) -> None:
+    with pytest.raises(ConfigError, match=f"{flag} is {value}"):
+        AutotuneSettings(Mode.ACT, SLO, **{field: value})
