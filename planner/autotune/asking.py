@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import signal
 import sys
 
 import msgspec
 
-from twinpool.planner.autotune.child import Answer, Question
+from twinpool.planner.autotune.questions import Answer, Question
 
 COMMAND = (sys.executable, "-m", "twinpool.planner.autotune.child")
 _LAST_WORDS = 300
@@ -27,17 +28,20 @@ async def ask(question: Question) -> Answer:
         async with asyncio.timeout(question.seconds + _GRACE_S):
             out, err = await process.communicate(msgspec.msgpack.encode(question))
     except TimeoutError:
-        return Answer(
-            None,
-            f"a prediction took more than {question.seconds:.0f} s: nothing of the processors is left for it",
-        )
+        return Answer(None, _too_slow(question))
     finally:
         if process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
             await process.wait()
+    if process.returncode == -signal.SIGALRM:
+        return Answer(None, _too_slow(question))
     try:
         return msgspec.msgpack.decode(out, type=Answer)
     except msgspec.MsgspecError:
         words = err.decode(errors="replace").strip()[-_LAST_WORDS:] or "it said nothing"
         return Answer(None, f"the process that predicts ended with status {process.returncode}: {words}")
+
+
+def _too_slow(question: Question) -> str:
+    return f"a prediction took more than {question.seconds:g} s: too little of the processors is left for it"

@@ -20,8 +20,8 @@ from twinpool.errors import QueueFull, RequestError
 from twinpool.metrics import TunerMetric
 from twinpool.planner.autotune import words
 from twinpool.planner.autotune.asking import ask
-from twinpool.planner.autotune.child import Answer, Question
 from twinpool.planner.autotune.core import AutotuneCore
+from twinpool.planner.autotune.questions import Answer, Question
 from twinpool.planner.autotune.regret_log import RegretLog
 from twinpool.planner.autotune.settings import AutotuneSettings
 from twinpool.planner.autotune.words import Event, Pools, Split

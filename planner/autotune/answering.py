@@ -1,0 +1,59 @@
+"""Answers questions of live tuning by the planner's means."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+import msgspec
+
+from twinpool.config import CoordinatorConfig
+from twinpool.errors import TwinpoolError
+from twinpool.planner.autotune.predicting import Aim, predict
+from twinpool.planner.autotune.questions import Answer, Question
+from twinpool.planner.autotune.words import Split
+from twinpool.planner.plan.capacity import KvCapacity
+from twinpool.planner.plan.layouts import Fleet, WorkerKind
+from twinpool.planner.plan.simulated import simulated
+from twinpool.planner.profile.fitted_times import FittedTimes
+from twinpool.prefill_pool.core import TOKEN_BUDGET
+
+MACHINE = "the server's machine"
+
+
+def fleet_of(question: Question) -> Fleet:
+    """Workers as the server has them. Raises ConfigError."""
+    times = FittedTimes(question.profile, question.transport)
+    kv_bytes = question.num_blocks * question.kv.block_bytes
+    capacity = KvCapacity(question.kv, 1, kv_bytes, 0, kv_bytes, question.num_blocks)
+    budget = question.scheduler.token_budget or TOKEN_BUDGET
+    return Fleet(
+        kinds={1: WorkerKind(times, capacity)},
+        kv=question.kv,
+        max_model_len=question.max_model_len,
+        prefill=replace(question.scheduler, token_budget=budget),
+        decode=question.scheduler,
+        token_budgets=(),
+        coordinator=CoordinatorConfig(
+            max_queue_requests=question.max_queue_requests,
+            max_queue_tokens=question.max_queue_tokens,
+            max_wait_s=question.max_wait_s,
+        ),
+        machine=MACHINE,
+    )
+
+
+def answer(question: Question) -> Answer:
+    """Predicts, or says why not."""
+    began_at = time.monotonic()
+    try:
+        prediction = predict(
+            question.traffic,
+            Split(question.prefill, question.decode),
+            fleet_of(question),
+            Aim(question.slo, question.attainment),
+            simulated,
+        )
+    except TwinpoolError as exc:
+        return Answer(None, str(exc))
+    return Answer(msgspec.structs.replace(prediction, took_s=time.monotonic() - began_at))
