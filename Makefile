@@ -18,7 +18,8 @@ serve: setup ## serve the default model on http://127.0.0.1:8000
 
 test: setup ## run the whole test suite, what needs the machine for itself last
 	@$(PYTHON_BIN) -m pytest -q -n 2 tests/unit tests/property tests/world tests/live
-	@$(PYTHON_BIN) -m pytest -q -rs tests/oracle tests/served tests/cases tests/clients
+	@scripts/side_by_side "$(PYTHON_BIN) -m pytest -q -rs tests/oracle" "$(PYTHON_BIN) -m pytest -q -rs tests/cases"
+	@$(PYTHON_BIN) -m pytest -q -rs tests/served tests/clients
 
 clients: setup ## install clients of other makers and drive a server with them: openai, litellm, lm_eval, guidellm, aiperf … (minutes)
 	@scripts/install_clients && $(PYTHON_BIN) -m pytest -q -rs tests/clients
