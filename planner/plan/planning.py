@@ -82,7 +82,7 @@ class Planning:
             less = layout.changed(**{role: -1})
             name = f"one {role} worker lost"
             if less is None:
-                note = f"no {role} worker is left: nothing is served until it is back"
+                note = f"nothing is served: no {role} worker is left"
                 self.cases.append(Case(name=name, rate=rate, note=note))
             else:
                 deployment = self.fleet.deployment(less)

@@ -223,16 +223,20 @@ def _verdict(planning: Planning, layout: Layout) -> str:
         f"{layout.name} serves {number(rate)} requests/s with {question.attainment:.0%} within {question.slo}"
     )
     if wanted is None:
-        return f"{serves}: the most that was found with {count} accelerators."
+        return f"{serves}: the most that was found with {_accelerators(count)}."
     if rate >= wanted:
         headroom = signed_percent(rate / wanted - 1)
         return (
-            f"{serves}; the traffic is {number(wanted)}: {headroom} headroom with {count} accelerators, the fewest "
+            f"{serves}; the traffic is {number(wanted)}: {headroom} headroom with {_accelerators(count)}, the fewest "
             "that were found to serve it."
         )
     needed = math.ceil(count * wanted / rate) if rate else 0
     remedy = f"; some {needed} would (--budget {needed})" if needed else ""
-    return f"{serves}, and the traffic is {number(wanted)}: too much for {count} accelerators{remedy}."
+    return f"{serves}, and the traffic is {number(wanted)}: too much for {_accelerators(count)}{remedy}."
+
+
+def _accelerators(count: int) -> str:
+    return "1 accelerator" if count == 1 else f"{count} accelerators"
 
 
 def _without_comparison(planning: Planning) -> str:

@@ -15,9 +15,9 @@ _CLOSED_FORM = {
     Limit.KV: "KV-bound",
     Limit.ITL: "ITL-bound",
     Limit.SLOTS: "bound by --max-num-seqs",
-    Limit.BUDGET: "bound by its token budget",
-    Limit.LINK: "bound by its links",
-    Limit.PREFILL: "bound by the time of its prompts",
+    Limit.BUDGET: "bound by the token budget",
+    Limit.LINK: "bound by the links between workers",
+    Limit.PREFILL: "bound by the time of prompts",
     Limit.NOTHING: "bound by the time of one step",
 }
 
@@ -64,7 +64,7 @@ def _reason(pool: Role, by_change: Mapping[Change, Effect], limits: Mapping[Role
     # What was tried and showed nothing is not the reason, whatever the closed form says.
     tried = {name for change, name in names.items() if change in by_change}
     named = _CLOSED_FORM.get(limit, "") if limit is not None else ""
-    return named if named and named not in tried else "bound by the time of its steps"
+    return named if named and named not in tried else "bound by the time of steps"
 
 
 def _in_order(pool: Role, effects: Sequence[Effect]) -> list[Effect]:

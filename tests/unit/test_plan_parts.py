@@ -186,7 +186,7 @@ def test_what_binds_is_what_helps_most_and_the_closed_form_speaks_only_where_not
     # By its closed form it is KV-bound; but more KV was tried and helped nothing.
     other = constraint(True, [*more, effect(Change.KV, -0.01, 0.02), effect(Change.ITL, -0.01, 0.02)], known)
     assert other is not None
-    assert other.reason == "bound by the time of its steps"
+    assert other.reason == "bound by the time of steps"
     nobody = constraint(True, [effect(Change.PREFILL, -0.1, 0.1), effect(Change.DECODE, -0.1, 0.1)], known)
     assert nobody is not None
     assert nobody.words.startswith("No pool alone binds")
