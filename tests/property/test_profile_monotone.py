@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import msgspec
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.made_profiles import made_profile
 
@@ -29,6 +29,7 @@ def _fits(draw: st.DrawFn) -> StepFit:
 _SHAPES = st.builds(StepShape, *[_COUNTS] * 6)
 
 
+@settings(max_examples=150, deadline=None)
 @given(
     _fits(),
     st.builds(SlowDown, *[st.floats(0, 3)] * 2) | st.none(),
@@ -46,6 +47,7 @@ def test_more_of_anything_never_takes_less(
     assert took_s <= times.step_s(shape, num_busy + 1)
 
 
+@settings(max_examples=150, deadline=None)
 @given(
     st.lists(
         st.tuples(st.integers(1, 64), st.integers(1, 900), st.floats(1e-4, 1.0)), min_size=1, max_size=30
