@@ -60,8 +60,8 @@ def simulate(
 
     With `num_clients` times do not count: so many clients ask one request after the other. With `max_concurrency` a
     request that comes while as many are under way waits at its client. With `is_step_by_step` every step goes through
-    its whole batch, as in a server, which takes longer and gives the same. Ctrl-C ends the run; requests that have not
-    ended then are cancelled, and the simulation says that it was interrupted.
+    its whole batch, as in a server, which takes longer and gives the same. Ctrl-C ends the run: requests that have not
+    ended then are cancelled, those that were not sent are left out, and the simulation says that it was interrupted.
 
     Raises:
         ConfigError: there are no requests, or one has no time.
@@ -139,9 +139,11 @@ class Driver:
         except KeyboardInterrupt:
             was_interrupted = True
             self._duration_s = self.agenda.now
+            self.outcomes = [outcome for outcome in self.outcomes if outcome.was_sent]
             for outcome in self.outcomes:
                 if outcome.ending is None:
                     outcome.ended_at_s = max(outcome.sent_at_s, self.agenda.now)
+                    outcome.error = "the run was stopped"
         lost = self.core.tally.counts(CoordinatorMetric.ATTEMPTS_LOST)
         return Simulation(
             layout_name=self.deployment.name,
@@ -226,6 +228,7 @@ class Driver:
         self._room -= 1
         self._num_on_the_way += 1
         outcome.sent_at_s = now
+        outcome.was_sent = True
         self._count_in_flight(1)
         takes_s = overheads.request_s + overheads.prompt_token_s * outcome.shape.input_tokens
         self.agenda.at(now + takes_s, LATER, self._arrive, outcome)

@@ -47,6 +47,7 @@ class Outcome:
         "stages_us",
         "status",
         "times",
+        "was_sent",
         "workers",
     )
 
@@ -63,6 +64,7 @@ class Outcome:
         self.cached_tokens: int | None = None
         self.workers: tuple[str, ...] = ()
         self.num_attempts = 0
+        self.was_sent = False
 
     @property
     def queue_s(self) -> float:

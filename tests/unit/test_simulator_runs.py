@@ -326,6 +326,8 @@ def test_ctrl_c_keeps_what_was_seen() -> None:
     found = simulate(split(1, 1, PREFILL, DECODE), mixed(20, 10.0, 1), on_progress=stop)
     run = found.as_run()
     assert run.was_interrupted
+    assert 5 < len(run.requests) < 20  # those that were sent
+    assert max(record.sent_at_s for record in run.requests) <= run.duration_s
     endings = [record.ending for record in run.requests]
     assert endings.count(Ending.COMPLETED) >= 5
     assert set(endings) == {Ending.COMPLETED, Ending.CANCELLED}

@@ -108,14 +108,18 @@ def run(args: argparse.Namespace) -> int:
         on_progress=None if args.disable_tqdm else _Progress(len(shapes)),
     )
     took_s = time.monotonic() - began_at
+    if not simulation.outcomes:
+        print("interrupted before a request was sent", file=sys.stderr)
+        return EXIT_INTERRUPTED
     simulation = replace(
         simulation,
         accelerators=counted or simulation.accelerators,
         settings=_described(args, found, dataset, deployment, len(shapes)),
     )
     status = _tell(args, simulation, deployment, slo, metadata)
+    num_requests = len(simulation.outcomes)
     print(
-        f"simulated {len(shapes)} requests in {took_s:.2f} s: {len(shapes) / max(took_s, 1e-9):,.0f} requests/s, "
+        f"simulated {num_requests} requests in {took_s:.2f} s: {num_requests / max(took_s, 1e-9):,.0f} requests/s, "
         f"{simulation.num_events:,} events",
         file=sys.stderr,
     )
