@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from random import Random
 
 import pytest
 from support.coordinator_core import CoreDriver
@@ -232,3 +233,17 @@ def test_the_prefix_index_is_bounded_and_forgets_the_oldest() -> None:
     index.forget("a")
     assert index.num_matched_tokens((1, 2), "a") == 0
     assert index.num_matched_tokens((1, 2), "b") == 2 * CHUNK_TOKENS
+
+
+def test_one_look_at_the_index_finds_what_a_look_for_each_process_does() -> None:
+    dice, index = Random(3), PrefixIndex(max_chunks=40)
+    names = [f"w{number}" for number in range(6)]
+    chains = [[branch * 100 + min(place, branch) for place in range(6)] for branch in range(4)]
+    for _ in range(200):
+        chain = dice.choice(chains)
+        index.add(chain[: dice.randint(1, len(chain))], dice.choice(names))
+        if not dice.randrange(20):
+            index.forget(dice.choice(names))
+        asked = dice.choice(chains)[: dice.randint(0, 6)]
+        by_process = {name: index.num_matched_tokens(asked, name) for name in names}
+        assert index.matches(asked) == {name: num for name, num in by_process.items() if num}
