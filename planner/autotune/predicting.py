@@ -61,15 +61,18 @@ def predict(
     simulate: Simulate,
     *,
     replications: int = REPLICATIONS,
+    most_requests: int = MOST_STRETCH,
     seed: int = 0,
 ) -> Prediction:
     """Of the pools as they are, and of the best ones of as many workers. Same arguments, same result.
+
+    Stretches have `most_requests` at most. Where the present pools are the best, one of them does.
 
     Raises:
         ConfigError: nothing can be said of such traffic; the message says why.
     """
     traffic = traffic_of(shapes_of(past, fleet.max_model_len), past.rate_per_s, "the last minutes")
-    return _Search(traffic, present, fleet, aim, simulate, replications, seed).run()
+    return _Search(traffic, present, fleet, aim, simulate, replications, most_requests, seed).run()
 
 
 @dataclass(slots=True)
@@ -82,6 +85,7 @@ class _Search:
     aim: Aim
     simulate: Simulate
     replications: int
+    most_requests: int
     seed: int
     rough: dict[Layout, float] = field(default_factory=dict)
     bounds: dict[Layout, float] = field(default_factory=dict)
@@ -90,7 +94,7 @@ class _Search:
 
     def __post_init__(self) -> None:
         self.lab = Laboratory(self.simulate, self.aim.attainment, self.seed, 0)
-        self.num_requests = max(LEAST_STRETCH, min(MOST_STRETCH, len(self.traffic.shapes)))
+        self.num_requests = max(LEAST_STRETCH, min(self.most_requests, len(self.traffic.shapes)))
         lengths = lengths_of(self.traffic.shapes)
         for layout in self.fleet.splits(sum(self.present)):
             self.bounds[layout] = bound(self.fleet, layout, lengths, self.aim.slo).rate_per_s
@@ -102,8 +106,10 @@ class _Search:
         for layout in sorted(self.bounds, key=lambda each: (-self.bounds[each], each))[:_MOST_TRIED]:
             self._try(layout)
         best = max(self.rough, key=lambda each: (self.rough[each], each == present))
-        stay = self._forecast(present)
-        change = None if best == present else self._forecast(best)
+        if best == present:
+            stay, change = self._forecast(present, 1), None
+        else:
+            stay, change = (self._forecast(layout, self.replications) for layout in (present, best))
         return Prediction(stay=stay, change=change, num_requests=self.lab.num_requests)
 
     def _try(self, layout: Layout) -> None:
@@ -132,9 +138,9 @@ class _Search:
         setting = self._setting(layout)
         return self.lab.capacity(setting, self.aim.slo, replication, start or most, most, ROUGH_WIDTH).rate
 
-    def _forecast(self, layout: Layout) -> Forecast:
+    def _forecast(self, layout: Layout, replications: int) -> Forecast:
         start = self.rough[layout]
-        rates = [start, *(self._rate(layout, number, start) for number in range(1, self.replications))]
+        rates = [start, *(self._rate(layout, number, start) for number in range(1, replications))]
         found = interval_of(rates, CONFIDENCE)
         rate = self.traffic.rate_per_s or 0.0
         point = self.lab.point(self._setting(layout), self.aim.slo, rate, range(min(2, self.replications)))

@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.tuned import COOL_DOWN_S, World, world
 
-from twinpool.planner.autotune.caution import FORGIVES_AFTER
 from twinpool.planner.autotune.words import Split
 
 HYSTERESIS = 0.1
@@ -46,4 +45,3 @@ def assert_orderly(made: World) -> None:
     times = [at for at, _ in made.changes]
     assert all(later - earlier >= COOL_DOWN_S for earlier, later in pairwise(times))
     assert all(min(split) >= 1 for _, split in made.changes)
-    assert FORGIVES_AFTER > 1

@@ -41,18 +41,18 @@ from twinpool.planner.plan.study import Question, Study
 from twinpool.planner.plan.traffic import traffic_of
 from twinpool.planner.simulator.driver import simulate
 
-SLO = Slo(ttft_s=1.0, itl_p99_s=0.03)
+SLO = Slo(ttft_s=2.0, tpot_s=0.08)
 ATTAINMENT = 0.9
 WINDOW_S = COOL_DOWN_S = 60.0
-TURNS_AT_S, ENDS_AT_S = 180.0, 540.0
+TURNS_AT_S, ENDS_AT_S = 60.0, 240.0
 STRETCH_S = 30.0
 FLEET = replace(
-    fleet(Affine(fixed_s=0.01, prompt_token_s=1e-3, sequence_s=5e-3), num_blocks=600),
+    fleet(Affine(fixed_s=0.04, prompt_token_s=2e-3, sequence_s=2e-3), num_blocks=600),
     token_budgets=(),
     prefill=SchedulerConfig(token_budget=512),
     decode=SchedulerConfig(max_num_seqs=16),
 )
-"""A decode step has up to three sequences within the objective, a prompt takes a millisecond for each token."""
+"""A prefill worker computes 1.2 prompts of 400 tokens in a second, or 4.2 of 100; a decode worker 222 tokens."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Phase:
     rate_per_s: float
 
 
-PROMPT_HEAVY, ANSWER_HEAVY = Phase(400, 10, 3.0), Phase(100, 60, 3.0)
+PROMPT_HEAVY, ANSWER_HEAVY = Phase(400, 20, 1.75), Phase(100, 200, 1.75)
 
 
 def trace(phase: Phase, start_s: float, end_s: float, seed: int) -> list[Shape]:
@@ -127,6 +127,7 @@ class Server:
                 len(times),
                 is_completed=True,
                 ttft_s=times[0] - sent,
+                tpot_s=(times[-1] - times[0]) / (len(times) - 1),
                 itl_p99_s=gaps[-1 - len(gaps) // 100] if gaps else None,
                 e2e_s=times[-1] - sent,
             )
@@ -142,7 +143,9 @@ class Server:
     def _obey(self, command: Command) -> None:
         match command:
             case Predict(ticket, traffic, present):
-                found = predict(traffic, present, FLEET, Aim(SLO, ATTAINMENT), simulated)
+                found = predict(
+                    traffic, present, FLEET, Aim(SLO, ATTAINMENT), simulated, replications=2, most_requests=60
+                )
                 self._feed(Predicted(ticket, found), self._now)
             case ChangePools(wanted):
                 self.changes.append((self._now, wanted))
@@ -160,9 +163,8 @@ def served() -> Server:
 
 
 def test_act_reaches_what_the_planner_calls_best_within_two_cool_downs(served: Server) -> None:
-    before, after = planned_best(PROMPT_HEAVY, 4), planned_best(ANSWER_HEAVY, 4)
-    assert before == Split(3, 1)
-    assert after != before
+    after = planned_best(ANSWER_HEAVY, 4)
+    assert after != Split(3, 1)
     reached_at = next(at for at, split in served.changes if split == after)
     assert TURNS_AT_S < reached_at <= TURNS_AT_S + 2 * COOL_DOWN_S
 
