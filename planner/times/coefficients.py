@@ -130,10 +130,10 @@ def fit_dynamo(root: Path | None) -> Coefficients:
     Raises:
         ConfigError: a file is absent.
     """
-    with np.load(file_of(root, "perf/dynamo_h200_prefill.npz")) as prefill:
+    with np.load(file_of(root, "perf/dynamo_h200_prefill.npz"), allow_pickle=False) as prefill:
         length = prefill["prefill_isl"].astype(float)
         ttft_s = prefill["prefill_ttft"] * _MS
-    with np.load(file_of(root, "perf/dynamo_h200_decode.npz")) as decode:
+    with np.load(file_of(root, "perf/dynamo_h200_decode.npz"), allow_pickle=False) as decode:
         itl_s = decode["z_itl"] * _MS
         batch = decode["z_thpt_per_gpu"] * itl_s
         context = batch * decode["y_context_length"]

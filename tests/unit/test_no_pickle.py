@@ -16,6 +16,8 @@ FORBIDDEN_MODULES = {
 }  # fmt: skip
 ALLOWED_MODULES = {"multiprocessing.shared_memory"}  # plain bytes
 FORBIDDEN_CALLS = {"torch.load", "np.load", "numpy.load", "yaml.load", "eval", "exec"}
+HARMLESS = "allow_pickle=False"
+"""With it numpy raises where it would have to unpickle."""
 
 
 def sources() -> Iterator[Path]:
@@ -33,7 +35,8 @@ def findings(tree: ast.AST) -> Iterator[str]:
             case ast.ImportFrom(module=str(module)) if is_forbidden(module):
                 yield module
             case ast.Call(func=function) if ast.unparse(function) in FORBIDDEN_CALLS:
-                yield ast.unparse(function)
+                if HARMLESS not in map(ast.unparse, node.keywords):
+                    yield ast.unparse(function)
 
 
 def is_forbidden(module: str) -> bool:
@@ -48,7 +51,14 @@ def test_no_module_of_the_product_can_unpickle() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["import pickle", "from pickle import loads", "import torch\ntorch.load(x)", "eval(x)"]
+    "text",
+    [
+        "import pickle",
+        "from pickle import loads",
+        "import torch\ntorch.load(x)",
+        "eval(x)",
+        "np.load(x, allow_pickle=y)",
+    ],
 )
 def test_the_search_finds_what_it_looks_for(text: str) -> None:
     assert list(findings(ast.parse(text)))
