@@ -226,10 +226,8 @@ def _verdict(planning: Planning, layout: Layout) -> str:
         return f"{serves}: the most that was found with {_accelerators(count)}."
     if rate >= wanted:
         headroom = signed_percent(rate / wanted - 1)
-        return (
-            f"{serves}; the traffic is {number(wanted)}: {headroom} headroom with {_accelerators(count)}, the fewest "
-            "that were found to serve it."
-        )
+        fewest = ", the fewest that were found to serve it" if planning.finalists else ""
+        return f"{serves}; the traffic is {number(wanted)}: {headroom} headroom with {_accelerators(count)}{fewest}."
     needed = math.ceil(count * wanted / rate) if rate else 0
     remedy = f"; some {needed} would (--budget {needed})" if needed else ""
     return f"{serves}, and the traffic is {number(wanted)}: too much for {_accelerators(count)}{remedy}."
