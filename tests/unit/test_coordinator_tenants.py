@@ -64,7 +64,7 @@ def test_tokens_per_minute_hold_what_is_asked_for_and_give_back_what_was_not_use
     error = driver.refusals["r2"]
     assert isinstance(error, QuotaExceeded)
     assert error.retry_after_s == pytest.approx(6.0)  # 10 tokens are missing
-    assert "up to 20 of the 100 tokens per minute" in error.message
+    assert "of 100 tokens per minute 10 are left, and this takes up to 20" in error.message
     driver.token("P", 0, FinishReason.STOP, request_id="r1")  # 79 output tokens are free again
     driver.answer_cancels()
     driver.submit("r3", num_prompt=10, max_tokens=79, tenant=tenant)
