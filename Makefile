@@ -1,6 +1,6 @@
 # `make help` lists what there is. Everything runs in .venv, which `make setup` creates.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test explore check lint types gpu-compile imports format serve soak chaos storm overload canary streams clients fuzz-api bench bench-check bench-baseline quality targets compare sweep clean
+.PHONY: help setup demo test explore check lint types gpu-compile imports format serve soak chaos storm overload canary streams clients fuzz-api bench bench-check bench-baseline quality targets compare sweep profile accuracy clean
 PYTHON_BIN := .venv/bin/python
 export HF_HUB_OFFLINE ?= 1
 
@@ -85,6 +85,13 @@ compare: setup ## measure: colocated against split pools, long prompts beside st
 
 sweep: setup ## measure: the highest rate at which objectives hold, by workload: where splitting wins and loses (30 minutes)
 	@.venv/bin/twinpool sweep $(ARGS)
+
+profile: setup ## measure: what a worker of this machine takes, as the planner wants it (3 minutes; writes profile.json)
+	@.venv/bin/twinpool profile $(ARGS)
+
+accuracy: setup ## measure: what the planner predicts of this machine beside real runs (15 minutes; writes docs/accuracy.md)
+	@$(PYTHON_BIN) -m twinpool.planner.accuracy --measure accuracy $(ARGS)
+	@$(PYTHON_BIN) -m twinpool.planner.accuracy --predict accuracy --output docs/accuracy.md
 
 clean: ## remove .venv, .clients and caches (not the model in your cache directory)
 	rm -rf .venv .clients .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache build *.egg-info
