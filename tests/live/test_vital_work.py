@@ -34,7 +34,7 @@ async def test_a_timer_that_fails_ends_the_server_with_one_line(
     monkeypatch.setattr(timer, fail)
     monkeypatch.setattr(Tokenizer, "from_dir", lambda _: tiny_tokenizer())
     config = CoordinatorConfig(port=0, join_token=TEST_TOKEN)
-    site = _Site(config, GatewayConfig(), None, ResolvedModel(Path("nowhere"), MODEL), [])
+    site = _Site(config, GatewayConfig(), None, ResolvedModel(Path("nowhere"), MODEL), [], None)
     async with asyncio.timeout(20):
         with pytest.raises(TwinpoolError, match=promise) as ended:
             await site.run()
