@@ -53,16 +53,16 @@ def assert_right(
     assert near_ties <= MAX_NEAR_TIES * len(asked) * num_tokens
 
 
-@over("split-shm", "colocated")
+@over("split-shm")
 def test_forty_prompts_of_1_to_1500_tokens(server: Server, model_dir: Path, reference: Reference) -> None:
     """Cold, all at once: lengths around block borders, prompts that share steps."""
     asked = prompts(model_dir)
     assert_right(reference, asked, answers(server, asked, at_once=len(asked)), NUM_TOKENS)
 
 
-@over(*(name for name in LAYOUTS if "chunks" in name))
-def test_twenty_of_them_in_chunks_of_odd_sizes(server: Server, model_dir: Path, reference: Reference) -> None:
-    """Over each transport, too."""
+@over(*(name for name in LAYOUTS if name != "split-shm"))
+def test_twenty_of_them_on_every_layout(server: Server, model_dir: Path, reference: Reference) -> None:
+    """Chunks end at odd places, and KV goes over each transport."""
     asked = prompts(model_dir)[1::2]
     assert_right(reference, asked, answers(server, asked, at_once=len(asked)), NUM_TOKENS)
 
