@@ -1,5 +1,5 @@
 """The `twinpool` command: `serve`, `worker`, `join-token`, `api-key`, `chat`, `doctor`, `kv-size`, `metrics`, `fetch`,
-`bench`, `compare`, `report`, `profile`, `simulate`, `pools`.
+`bench`, `compare`, `sweep`, `report`, `profile`, `simulate`, `plan`, `pools`.
 
 This module only dispatches; each command is a module of `twinpool.commands` with `add_parser` and `run`.
 """
