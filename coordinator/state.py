@@ -22,52 +22,33 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from twinpool.config import CoordinatorConfig, Role
+from twinpool.config import CoordinatorConfig
 from twinpool.coordinator import events
 from twinpool.coordinator.accounts import Accounts
 from twinpool.coordinator.admission import Admission
 from twinpool.coordinator.clients import Clients
-from twinpool.coordinator.custody import LACK_OF_ROOM, Custody
+from twinpool.coordinator.custody import Custody
 from twinpool.coordinator.delivery import Delivery
+from twinpool.coordinator.dispatch import Dispatch
 from twinpool.coordinator.ended import SETTLE_S
 from twinpool.coordinator.events import Command, Event
 from twinpool.coordinator.health import Health
-from twinpool.coordinator.hybrid import capability
-from twinpool.coordinator.lifecycle import Leg, LegKind, Move, Request
-from twinpool.coordinator.lockstep import Lockstep
 from twinpool.coordinator.membership import Membership
 from twinpool.coordinator.partings import Partings
 from twinpool.coordinator.pools import Pools
 from twinpool.coordinator.registry import Worker
+from twinpool.coordinator.reports import Reports
 from twinpool.coordinator.request_record import EndedRequest
 from twinpool.coordinator.retries import RetryBudget
-from twinpool.coordinator.routing import Route, Router, prefix_of
+from twinpool.coordinator.routing import Router, prefix_of
 from twinpool.coordinator.service import Submission
 from twinpool.coordinator.tally import Tally
-from twinpool.coordinator.timeline import Attempt, Timeline
+from twinpool.coordinator.timeline import Timeline
 from twinpool.coordinator.waiting import WaitingQueue
 from twinpool.errors import InvariantViolation, RequestFailed
-from twinpool.messages import (
-    Dropped,
-    DropReason,
-    Generate,
-    Granted,
-    HandoffReport,
-    Heartbeat,
-    LockstepTokens,
-    Message,
-    Prefill,
-    PrefillReport,
-    PromptLogprobs,
-    PushTo,
-    Reserve,
-    StepTokens,
-)
-from twinpool.metrics import CoordinatorMetric, Timing
-from twinpool.request import FinishReason, RequestState
+from twinpool.messages import LockstepTokens
+from twinpool.request import RequestState
 
-FULL_PAUSE_S = 0.2
-"""A worker that sent a job back for lack of room gets nothing new for so long: it would only send it back again."""
 QUIET_HEARTBEATS = 4
 """A worker that has missed so many gets nothing new until it is heard of again."""
 CHECK_S = 5.0
@@ -92,9 +73,7 @@ class CoordinatorCore:
         prefix_of: Callable[[Submission], Sequence[int]] = prefix_of,
     ) -> None:
         self._config = config
-        self._eos_token_ids = eos_token_ids
         self._commands: list[Command] = []
-        self._given_up: dict[Role, str] = {}
         self._checked_at = 0.0
         self.tally = Tally()
         self.accounts = Accounts()
@@ -111,8 +90,6 @@ class CoordinatorCore:
         self._custody = Custody(
             config, self.queue, self.registry, self.retries, self.tally, self._commands.append
         )
-        self._delivery = Delivery(self._custody, self.tally, self._commands.append)
-        self._lockstep = Lockstep(self._custody, self._delivery, self.tally, self._commands.append)
         self._admission = Admission(config, self.registry, self.queue, self.accounts, self._custody.stays)
         self._router = Router(
             self.registry,
@@ -123,6 +100,15 @@ class CoordinatorCore:
         self._partings = Partings(self._custody, self._router, self.membership.remove)
         self.pools = Pools(config, self.registry, self._lose, self._partings.hand_on, self._commands.append)
         self._health = Health(self.registry, config.stall_s)
+        self._reports = Reports(
+            self._custody,
+            Delivery(self._custody, self.tally, self._commands.append),
+            self.membership,
+            self._health,
+            self._admission.prefill,
+            self.tally,
+            self._commands.append,
+        )
         self._clients = Clients(
             config,
             self._custody,
@@ -135,6 +121,18 @@ class CoordinatorCore:
             self._commands.append,
             prefix_of,
         )
+        self._dispatch = Dispatch(
+            config,
+            eos_token_ids,
+            self.queue,
+            self.registry,
+            self._router,
+            self._custody,
+            self._admission,
+            self._health,
+            self.tally,
+            self._clients.no_worker,
+        )
 
     def handle(self, event: Event, now: float) -> list[Command]:
         """Takes one event at `now` (seconds on the coordinator clock, never falling).
@@ -145,7 +143,7 @@ class CoordinatorCore:
         try:
             self._take(event, now)
             self.pools.advance(now)
-            self._dispatch(now)
+            self._dispatch.advance(now)
         except InvariantViolation as exc:
             self._custody.give_up(exc.request_id, now)
             raise
@@ -162,13 +160,11 @@ class CoordinatorCore:
         there is something to do, and what."""
         if (worker := self.registry.live(worker_id, incarnation)) is None:
             return []
-        worker.seen_at = times[-1]
-        self._health.moved(times[-1])
-        if self._lockstep.take_quiet(worker, times):
+        if self._reports.count_steps(worker, times):
             return []
         found = []
         for at in times:
-            self._lockstep.take(worker, message, at)
+            self._reports.take_step(worker, message, at)
             found.append((at, self._commands[:]))
             self._commands.clear()
         return found
@@ -182,7 +178,10 @@ class CoordinatorCore:
     def _take(self, event: Event, now: float) -> None:
         match event:
             case events.FromWorker(worker_id, incarnation, message):
-                self._from_worker(worker_id, incarnation, message, now)
+                if (worker := self.registry.live(worker_id, incarnation)) is not None:
+                    self._reports.take(worker, message, now)
+                else:
+                    self.membership.from_stranger(worker_id, incarnation, message, now)
             case events.Arrived(submission):
                 self._clients.arrived(submission, now)
             case events.Knocked(request_id, tenant, priority):
@@ -206,10 +205,10 @@ class CoordinatorCore:
                     worker.has_left |= worker.keeps_cache
                     self._lose(worker, reason, now)
             case events.PoolGivenUp(role, reason):
-                self._given_up[role] = reason
+                self._dispatch.give_up(role, reason)
             case events.ChangeRole() | events.DrainWorker() | events.SetPools():
                 self.pools.take(event, now)
-                self._given_up.clear()  # whoever starts workers may start some
+                self._dispatch.hope()  # whoever starts workers may start some
             case events.Drain():
                 self._clients.is_draining = self.pools.is_closed = True
             case events.Shutdown():
@@ -253,155 +252,10 @@ class CoordinatorCore:
         """What is to be recorded of requests that ended `settle_s` ago or earlier, each once."""
         return self._custody.ended.due(now, self.block_size, settle_s)
 
-    # ── dispatch ────────────────────────────────────────────────────────────────────────────────────────────
-
-    def _dispatch(self, now: float) -> None:
-        if not len(self.queue):
-            return
-        for role, reason in self._given_up.items():
-            if not self.registry.of_role(role) and not self.registry.can_run()[0]:
-                self._clients.no_worker(f"the {role} pool has no worker left: {reason}", now)
-        limit = self._config.max_in_flight
-        if limit is None:
-            limit = self.registry.default_in_flight()
-        room = limit - self.registry.in_flight()
-        while len(self.queue) and room > 0:
-            request = self.queue.first(now)
-            route = self._router.choose(request, now)
-            if route is None:
-                return
-            self._start(request, route, now)
-            if route.is_colocated or not request.ends_with_first_token:
-                room -= 1
-
-    def _start(self, request: Request, route: Route, now: float) -> None:
-        num_tokens = request.num_tokens
-        if request.attempt == 0:
-            self._custody.serve(request, num_tokens)
-            self.tally.timings[Timing.QUEUE].observe(now - request.submission.tokenized_at)
-        request.attempt += 1
-        request.num_emitted_at_start = len(request.emitted)
-        request.handed_off = False
-        self._custody.move(request, Move.DISPATCH, now)
-        self._admission.pace.departed(num_tokens, now)
-        self._health.moved(now)
-        prefill, decode = route.prefill, route.decode
-        attempt = Attempt(request.attempt, prefill.worker_id, decode.worker_id, route.candidates, now)
-        if (choice := route.choice) is not None:
-            attempt.way, attempt.predictions = choice.way, choice.predictions
-            attempt.excluded = choice.excluded
-            self.tally.add(CoordinatorMetric.HYBRID_CHOICES, choice.way)
-        request.timeline.attempts.append(attempt)
-        job = request.job(self._eos_token_ids)
-        uncached = num_tokens - self._router.matched(request, prefill)
-        if route.is_colocated:
-            self._custody.open(request, LegKind.GENERATE, prefill, uncached)
-            self._custody.send(prefill, Generate(job))
-        else:
-            self._custody.open(request, LegKind.PREFILL, prefill, uncached)
-            self._custody.send(prefill, Prefill(job, decode.worker_id))
-            if not job.ends_with_first_token:
-                self._custody.open(request, LegKind.DECODE, decode, 0)
-                self._custody.send(decode, Reserve(job, prefill.worker_id, prefill.incarnation))
-        self._router.dispatched(request, route)
-
-    # ── the workers' side ───────────────────────────────────────────────────────────────────────────────────
-
-    def _from_worker(self, worker_id: str, incarnation: str, message: Message, now: float) -> None:
-        worker = self.registry.live(worker_id, incarnation)
-        if worker is None:
-            self.membership.from_stranger(worker_id, incarnation, message, now)
-            return
-        worker.seen_at = now
-        match message:
-            case StepTokens(tokens=tokens):
-                self._health.moved(now)
-                self._lockstep.end(worker)
-                for token in tokens:
-                    if (leg := self._custody.leg_of(worker, token.key)) is not None:
-                        self._delivery.take(leg, token, now)
-            case LockstepTokens():
-                self._health.moved(now)
-                self._lockstep.take(worker, message, now)
-            case PrefillReport(key=key):
-                if (leg := self._custody.leg_of(worker, key)) is not None:
-                    worker.prompt_computed(leg)
-                    if worker.role is not Role.DECODE:  # a hybrid one computes in the gaps between its steps
-                        self._admission.prefill.computed(message.num_computed, message.compute_s)
-                    leg.request.timeline.attempts[-1].prefill = message
-            case PromptLogprobs(key=key):
-                if (leg := self._custody.leg_of(worker, key)) is not None:
-                    self._delivery.take_prompt_logprobs(leg, message, now)
-            case Granted(key=key):
-                if (leg := self._custody.leg_of(worker, key, LegKind.DECODE)) is not None:
-                    self._on_granted(leg, message)
-            case HandoffReport(key=key):
-                if (leg := self._custody.leg_of(worker, key, LegKind.DECODE)) is not None:
-                    self._on_handoff(leg.request, message, now)
-            case Dropped():
-                self._on_dropped(worker, message, now)
-            case Heartbeat(stats=stats):
-                self._health.heard(worker, stats, now)
-                is_first_pace = worker.pace is None and stats.pace is not None
-                worker.says(stats)
-                if is_first_pace:
-                    self._commands.append(events.Note(capability(worker)))
-            case _:
-                self.membership.from_member(worker, message, now)
-
-    def _on_granted(self, leg: Leg, grant: Granted) -> None:
-        request = leg.request
-        request.timeline.attempts[-1].grant_wait_s = grant.wait_s
-        prefill = request.leg(LegKind.PREFILL)
-        if prefill is not None:
-            decode = leg.worker
-            self._custody.send(
-                prefill.worker,
-                PushTo(
-                    key=grant.key,
-                    decode_worker=decode.worker_id,
-                    decode_incarnation=decode.incarnation,
-                    fence=grant.fence,
-                    block_ids=grant.block_ids,
-                    num_cached_blocks=grant.num_cached_blocks,
-                ),
-            )
-
-    def _on_handoff(self, request: Request, report: HandoffReport, now: float) -> None:
-        request.handed_off = True
-        request.timeline.attempts[-1].handoff = report
-        # It may overtake the first token, which comes over the other worker's connection.
-        if request.state is RequestState.TRANSFERRING:
-            self._custody.move(request, Move.HAND_OFF, now)
-
-    def _on_dropped(self, worker: Worker, dropped: Dropped, now: float) -> None:
-        leg = worker.legs.get(dropped.key)
-        if leg is None:
-            self.tally.add(CoordinatorMetric.STALE_MESSAGES)
-            return
-        self._lockstep.dropped(worker, dropped.key)
-        was_cancelled = leg.cancelled_at is not None
-        if dropped.reason in LACK_OF_ROOM:
-            worker.full_until = now + FULL_PAUSE_S
-            # Also when another worker's word about the same attempt came first.
-            leg.request.uncharged_attempts.add(leg.key.attempt)
-        self._custody.close(leg)
-        if was_cancelled:
-            self._custody.settle(leg.request, now)
-        elif dropped.reason == DropReason.REVOKED and leg.request.leg(LegKind.DECODE) is not None:
-            pass  # decode ended the attempt, and its word, which says why, is on the way
-        elif dropped.reason == DropReason.REFUSED:
-            error = RequestFailed(
-                f"worker {worker.worker_id} cannot run the request: {dropped.detail or 'refused'}"
-            )
-            self._custody.end(leg.request, Move.FAIL, FinishReason.ERROR, now, error=error)
-        else:
-            self._custody.resume(leg.request, dropped.reason, now, detail=dropped.detail)
-
     # ── losses and ends ─────────────────────────────────────────────────────────────────────────────────────
 
     def _lose(self, worker: Worker, reason: str, now: float) -> None:
-        self._lockstep.end(worker)
+        self._reports.lost(worker)
         self._partings.lose(worker, reason, now)
         self.pools.gone(worker)
 
@@ -425,5 +279,5 @@ class CoordinatorCore:
 
     def check(self) -> None:
         """Recounts who holds what. Raises InvariantViolation."""
-        self._lockstep.catch_up()
+        self._reports.catch_up()
         self._custody.check()

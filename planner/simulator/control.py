@@ -8,8 +8,9 @@ from typing import Protocol
 
 from twinpool.coordinator import events
 from twinpool.coordinator.custody import LACK_OF_ROOM
+from twinpool.coordinator.reports import FULL_PAUSE_S
 from twinpool.coordinator.service import Output
-from twinpool.coordinator.state import FULL_PAUSE_S, CoordinatorCore
+from twinpool.coordinator.state import CoordinatorCore
 from twinpool.errors import ConfigError, InvariantViolation, RequestError
 from twinpool.messages import Denied, Dropped, LockstepTokens, Message, Peers, Welcome
 from twinpool.planner.simulator.agenda import LATER, STEP_MESSAGES, Agenda
