@@ -83,7 +83,7 @@ def kv_capacity(
         remedy = (
             "no number of such devices holds them; choose another device or a smaller model"
             if fewest is None
-            else f"they fit on {fewest}: say --tp {fewest}"
+            else f"they fit on {fewest}: --tp {fewest}, or TP{fewest} in a layout"
         )
         raise ConfigError(
             f"{weight_bytes / GIB:.1f} GiB of weights and {sequence_bytes / GIB:.2f} GiB of KV for one sequence of "
@@ -104,7 +104,7 @@ def fewest_devices(layout: KVLayout, weight_bytes: int, memory: DeviceMemory, lo
 
 
 def _capacity(layout: KVLayout, weight_bytes: int, tensor_parallel: int, memory: DeviceMemory) -> KvCapacity:
-    require("--tp", tensor_parallel, tensor_parallel >= 1, "1 or more devices")
+    require("TP", tensor_parallel, tensor_parallel >= 1, "1 or more devices")
     own = -(-weight_bytes // tensor_parallel)
     left = max(0, memory.usable_bytes - own)
     return KvCapacity(

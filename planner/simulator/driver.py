@@ -33,6 +33,8 @@ from twinpool.request import FinishReason, SamplingParams
 PREFIX_CHUNK = 64
 MAX_PREFIX_CHUNKS = 256
 """As the router looks at prompts (`coordinator/routing.py`)."""
+LAST_ARRIVAL_S = 1e8
+"""Three years. Times much later have no fractions of a microsecond left in a float."""
 MANY_BLOCKS = 1 << 20
 """So many in all pools are worth looking for when a run is over: some 100 MB."""
 _ENDINGS = {
@@ -339,6 +341,10 @@ def _check(requests: Sequence[Shape], num_clients: int | None, max_concurrency: 
         raise ConfigError(
             "--num-clients is a closed loop, without --max-concurrency; leave one of the two out"
         )
+    last_s = max(shape.at_s or 0.0 for shape in requests)
+    require(
+        "the time of the last request", last_s, 0 <= last_s <= LAST_ARRIVAL_S, f"0 to {LAST_ARRIVAL_S:.0e} s"
+    )
     timeless = sum(shape.at_s is None for shape in requests)
     if timeless and num_clients is None:
         raise ConfigError(

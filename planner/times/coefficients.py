@@ -108,7 +108,7 @@ def distserve(root: Path | None, model: ModelShape, tp: int) -> Coefficients:
         raise ConfigError(f"--model is {model.name!r}; distserve has {', '.join(by_name)}")
     degrees = by_name[model.name]
     if str(tp) not in degrees:
-        raise ConfigError(f"--tp is {tp}; distserve has {model.name} at {', '.join(degrees)}")
+        raise ConfigError(f"TP is {tp}; distserve has {model.name} at {', '.join(degrees)}")
     found = degrees[str(tp)]
     fixed, token, square = (value * _MS for value in found["prefill"])
     batches = (

@@ -194,7 +194,7 @@ def read_tables(
     if precision not in _GEMM_TYPES:
         raise ConfigError(f"--precision is {precision.value!r}; operators:h100 has bf16, fp16, fp8")
     if model.num_heads % tp:
-        raise ConfigError(f"--tp is {tp}; allowed: a divisor of {model.name}'s {model.num_heads} query heads")
+        raise ConfigError(f"TP is {tp}; allowed: a divisor of {model.name}'s {model.num_heads} query heads")
     wide = _products(root, "bfloat16")
     products = wide if _GEMM_TYPES[precision] == "bfloat16" else _products(root, _GEMM_TYPES[precision])
     heads, kv_heads = model.num_heads // tp, max(1, model.num_kv_heads // tp)
@@ -264,7 +264,7 @@ def _all_reduce(root: Path | None, tp: int) -> Curve:
     with file_of(root, ALL_REDUCE).open(encoding="utf-8", newline="") as file:
         rows = [row for row in csv.DictReader(file) if int(row["num_workers"]) == tp]
     if not rows:
-        raise ConfigError(f"--tp is {tp}; {ALL_REDUCE} has all-reduces of 2, 4 and 8 devices")
+        raise ConfigError(f"TP is {tp}; {ALL_REDUCE} has all-reduces of 2, 4 and 8 devices")
     return Curve((int(row["size"]), float(row["time_stats.all_reduce.median"]) * _MS) for row in rows)
 
 

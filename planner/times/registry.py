@@ -48,9 +48,7 @@ def service_times(spec: str, model: ModelShape, conditions: Conditions | None = 
         ConfigError: there are none of that name, they are not for this model or these conditions, or a file that
             they are read from is absent.
     """
-    kind, _, what = spec.partition(":")
-    if kind not in KINDS:
-        raise ConfigError(f"--times is {spec!r}; allowed: {', '.join(KINDS.values())}")
+    kind, what = _parsed(spec)
     return _LOADERS[kind](what, model, conditions or Conditions())
 
 
@@ -75,8 +73,8 @@ def roofline(gpu: str, model: ModelShape, conditions: Conditions | None = None) 
 
 
 def device_of(spec: str) -> Device | None:
-    """The accelerator that the times of `spec` are of; None of a profile."""
-    kind, _, what = spec.partition(":")
+    """The accelerator that the times of `spec` are of; None of a profile. Raises ConfigError as `service_times`."""
+    kind, what = _parsed(spec)
     match kind:
         case "profile":
             return None
@@ -90,6 +88,13 @@ def precision_of(spec: str, conditions: Conditions) -> Precision:
     """What weights are held as: as `conditions` say, else as the times of `spec` were measured, else bf16."""
     kind = spec.partition(":")[0]
     return conditions.precision or _MEASURED_IN.get(kind, Precision.BF16)
+
+
+def _parsed(spec: str) -> tuple[str, str]:
+    kind, _, what = spec.partition(":")
+    if kind not in KINDS or not what:
+        raise ConfigError(f"--times is {spec!r}; allowed: {', '.join(KINDS.values())}")
+    return kind, what
 
 
 def _device(what: str) -> Device:
@@ -157,7 +162,7 @@ def _profile(what: str, model: ModelShape, conditions: Conditions) -> ServiceTim
             f"{what} is a profile of {profiled}, and --model is {model.name!r}; wanted: one model"
         )
     if conditions.tp != 1:
-        raise ConfigError(f"--tp is {conditions.tp}; {what} is a profile of a worker on 1 device")
+        raise ConfigError(f"TP is {conditions.tp}; {what} is a profile of a worker on 1 device")
     if conditions.link_bytes_per_s is None:
         return times
     return OtherLink(times, Link(conditions.link_bytes_per_s))

@@ -79,7 +79,7 @@ class Roofline:
     ) -> None:
         """Raises ConfigError if the heads do not divide by `tp`, or the device has no rate for `precision`."""
         heads = model.num_heads
-        require("--tp", tp, tp >= 1 and heads % tp == 0, f"a divisor of {model.name}'s {heads} query heads")
+        require("TP", tp, tp >= 1 and heads % tp == 0, f"a divisor of {model.name}'s {heads} query heads")
         self.device = device
         self.model = model
         self.tp = tp

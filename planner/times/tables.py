@@ -92,7 +92,7 @@ def splitwise(root: Path | None, hardware: str, model: ModelShape, tp: int) -> S
     rows = [_row(row) for row in found if int(row["tensor_parallel"]) == tp]
     if not rows:
         allowed = ", ".join(map(str, degrees)) or "none"
-        raise ConfigError(f"--tp is {tp}; splitwise has {model.name} on {hardware} at {allowed}")
+        raise ConfigError(f"TP is {tp}; splitwise has {model.name} on {hardware} at {allowed}")
     return _table(rows)
 
 

@@ -98,7 +98,7 @@ def test_measured_operators_are_not_faster_than_the_data_sheet(measured: Service
     [
         ("mixtral-8x7b", Conditions(), r"operators:h100 has dense models without windows only: use roofline:h100"),
         ("qwen3-8b", Conditions(precision=Precision.FP4), r"--precision is 'fp4'; operators:h100 has bf16, fp16, fp8"),
-        ("qwen3-8b", Conditions(tp=3), r"--tp is 3; allowed: a divisor of qwen3-8b's 32 query heads"),
+        ("qwen3-8b", Conditions(tp=3), r"TP is 3; allowed: a divisor of qwen3-8b's 32 query heads"),
         ("qwen3-8b", Conditions(), r"perf/h100_vllm_gemm.parquet is needed, .* published at github.com/ai-dynamo"),
     ],
 )  # fmt: skip

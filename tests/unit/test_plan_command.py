@@ -87,7 +87,7 @@ def test_what_cannot_be_is_refused_with_what_to_change(
     assert "data sheet's roofline" in below
     large = refused(capsys, "--model", "llama-3.1-405b", "--gpu", "h100", *with_trace, *SLOS, "--tp", "4")
     assert "do not fit on 4 devices" in large
-    assert "say --tp 16" in large
+    assert "--tp 16, or TP16 in a layout" in large
     few = refused(capsys, "--model", "llama-3.1-70b", "--gpu", "h100", *with_trace, *SLOS, "--budget", "1")
     assert "they fit on 2" in few
     assert "--tp is '0'" in refused(capsys, *H100, *with_trace, *SLOS, "--tp", "0")

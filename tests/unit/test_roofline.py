@@ -131,7 +131,7 @@ def test_devices_go_by_their_usual_names_and_cite_their_data_sheets() -> None:
 
 
 def test_heads_divide_by_the_devices() -> None:
-    with pytest.raises(ConfigError, match=r"--tp is 3; allowed: a divisor of 70b's 64 query heads"):
+    with pytest.raises(ConfigError, match=r"TP is 3; allowed: a divisor of 70b's 64 query heads"):
         at(3)
 
 

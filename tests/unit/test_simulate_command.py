@@ -93,15 +93,21 @@ def test_a_closed_loop_and_a_trace_of_the_azure_service(capsys: pytest.CaptureFi
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (("--layout", "0P1D"), "--layout is '0P1D'; allowed: workers and devices of each"),
+        (("--layout", "0P1D"), "--layout is '0P1D'; allowed: 1 to 10,000 workers of a role"),
+        (("--layout", "99999P1D"), "--layout is '99999P1D'; allowed: 1 to 10,000 workers"),
+        (("--layout", "1P1D(TP3)"), "TP is 3; allowed: a divisor of llama-3.1-8b's 32 query heads"),
         (("--layout", "2P"), "--layout is '2P'"),
         (("--times", "roofline:h100"), "given is --times, --gpu; give exactly one"),
         (("--kv-memory", "1MiB"), "--kv-memory is 1048576; allowed:"),
         (("--max-model-len", "1000000"), "--max-model-len is 1000000; allowed: at most 131072"),
         (("--report", "page.txt"), "--report is 'page.txt'; allowed: a name that ends in .html"),
         (("--num-clients", "0"), "--num-clients is 0"),
-        (("--link", "0"), "--link is 0.0; allowed: above 0 GB/s"),
-        (("--num-prompts", "0"), "the number of requests is 0; allowed: 1 or more"),
+        (("--kv-memory", "10000TiB"), "--kv-memory is 10995116277760000; allowed: at most 16,777,216 blocks"),
+        (("--link", "0"), "--link is 0.0; allowed: 0.001 GB/s or more"),
+        (("--num-prompts", "0"), "--num-prompts is 0; allowed: 1 or more"),
+        (("--num-prompts", "-3"), "--num-prompts is -3; allowed: 1 or more"),
+        (("--seed", "-1"), "--seed is -1; allowed: 0 or more"),
+        (("--request-rate", "1e-300"), "the time of the last request is "),
         (("--goodput", "x:1"), "--goodput is 'x:1'"),
         (
             ("--slo", "ttft=1s", "--goodput", "ttft:1"),
@@ -121,6 +127,8 @@ def test_what_cannot_be_is_refused_with_a_reason(
     [
         (("--model", "llama-3.1-8b"), "given is none of them; give exactly one"),
         (("--gpu", "h100"), "--model is not given"),
+        (("--model", "llama-3.1-8b", "--times", "magic"), "--times is 'magic'; allowed: roofline:GPU"),
+        (("--model", "llama-3.1-70b", "--gpu", "h100"), "they fit on 4: --tp 4, or TP4 in a layout"),
         (("--model", "llama-3.1-8b", "--gpu", "h900"), "h900"),
         (("--model", "no/such-model", "--gpu", "h100"), "no/such-model"),
         (("--profile", "no-such.json"), "no-such.json"),

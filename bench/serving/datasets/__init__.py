@@ -80,9 +80,7 @@ def make_workload(
     Raises:
         ConfigError: a file cannot be read or lacks something, a length is beyond the context, or nothing is left.
     """
-    has_file = settings.name in FILE_DATASETS
-    allowed = "0 (all) or more" if has_file else "1 or more; 0 means all of a file, and this dataset has none"
-    require("--num-prompts", num_prompts, num_prompts >= (0 if has_file else 1), allowed)
+    _check(settings, num_prompts, seed)
     match settings.name:
         case DatasetName.SHAREGPT | DatasetName.CUSTOM:
             workload = _prompted(settings, tokenizer, num_prompts, seed)
@@ -104,9 +102,17 @@ def make_shapes(settings: DatasetSettings, num_prompts: int, seed: int) -> Drawn
     own_prompts = (DatasetName.SHAREGPT, DatasetName.CUSTOM)
     allowed = f"one of lengths ({', '.join(sorted(set(DatasetName) - set(own_prompts)))})"
     require("--dataset-name", settings.name.value, settings.name not in own_prompts, allowed)
+    _check(settings, num_prompts, seed)
     drawn = _shapes(settings, num_prompts, seed)
     fitted = fit_to_context(drawn.shapes, settings)
     return Drawn(fitted.shapes, (*drawn.notes, *fitted.notes))
+
+
+def _check(settings: DatasetSettings, num_prompts: int, seed: int) -> None:
+    has_file = settings.name in FILE_DATASETS
+    allowed = "0 (all) or more" if has_file else "1 or more; 0 means all of a file, and this dataset has none"
+    require("--num-prompts", num_prompts, num_prompts >= (0 if has_file else 1), allowed)
+    require("--seed", seed, seed >= 0, "0 or more")
 
 
 def warm_up_requests(

@@ -30,6 +30,9 @@ QUEUE = (
 )  # fmt: skip
 SHARED_MACHINE = "the profiled machine"
 _KV_DTYPES = {"fp8": Dtype.FLOAT8_E4M3FN, "int8": Dtype.INT8}
+_LEAST_LINK = 0.001
+_MOST_BLOCKS = 1 << 24
+"""Of one worker: a pool of them is an array here, too."""
 _PRECISIONS = ("fp32", "bf16", "fp16", "fp8", "int8", "fp4", "int4")
 
 
@@ -64,6 +67,8 @@ class Hardware:
             least = self.layout.num_blocks(self.max_model_len)
             fits = f"{least * self.layout.block_bytes} bytes or more, for one sequence of {self.max_model_len} tokens"
             require("--kv-memory", self.kv_bytes, num_blocks >= least, f"{fits}; or a lower --max-model-len")
+            most = f"at most {_MOST_BLOCKS:,} blocks of {self.layout.block_bytes:,} bytes"
+            require("--kv-memory", self.kv_bytes, num_blocks <= _MOST_BLOCKS, most)
             own = self.kv_bytes // tp
             return KvCapacity(self.layout, tp, own, 0, own, num_blocks)
         if self.memory is None:
@@ -157,7 +162,7 @@ def hardware(args: argparse.Namespace, max_model_len: int | None = None) -> Hard
     if name is None:
         raise ConfigError("--model is not given; name a model, as --model llama-3.1-8b")
     model = model_shape(name)
-    require("--link", args.link, args.link is None or args.link > 0, "above 0 GB/s")
+    require("--link", args.link, args.link is None or args.link >= _LEAST_LINK, f"{_LEAST_LINK} GB/s or more")
     require("--block-size", args.block_size, args.block_size in (8, 16, 32, 64, 128), "8, 16, 32, 64, 128")
     precision = None if args.precision is None else Precision(args.precision)
     dtype = _KV_DTYPES.get(args.kv_cache_dtype)
