@@ -186,6 +186,55 @@ def test_workers_of_a_profile_share_its_machine(capsys: pytest.CaptureFixture[st
     assert rates[0] < rates[1] < 3 * rates[0]
 
 
+def test_a_profile_is_doubted_aloud(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = tmp_path / "profile.json"
+    elsewhere = {"cpu": "a processor of another machine"}
+    made = msgspec.structs.replace(
+        made_profile(), model="llama-3.1-8b", machine=elsewhere, warnings=("prompts: the fit is far off",)
+    )
+    save_profile(made, file)
+    flags = ("--kv-memory", "8GiB", "--max-model-len", "1024", "--disable-tqdm")
+    assert main(["simulate", "--profile", str(file), *flags, *SMALL]) == 0
+    told = capsys.readouterr().out
+    assert "WARNING: prompts: the fit is far off" in told
+    assert "WARNING: the profile was measured on a processor of another machine" in told
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (
+            ("--save-result", "--result-filename", "a.json", "--report", "a.html"),
+            "--result-filename is 'a.json'; allowed: a file that the report's JSON does not name",
+        ),
+        (
+            ("--save-records", "a.json", "--report", "a.html"),
+            "the report's JSON is 'a.json'; allowed: a file that --save-records does not name",
+        ),
+        (
+            ("--dataset-name", "jsonl-trace", "--dataset-path", "trace.json", "--report", "trace.html"),
+            "the report's JSON is 'trace.json'; allowed: a file that --dataset-path does not name",
+        ),
+        (
+            ("--report", "nowhere/a.html"),
+            "--report is 'nowhere/a.html'; allowed: a file in a folder that exists",
+        ),
+    ],
+)
+def test_no_file_is_written_over_another(
+    flags: tuple[str, ...],
+    words: str,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Above all not over what is read: a trace, or a profile that took minutes."""
+    monkeypatch.chdir(tmp_path)
+    assert main([*H100, "--num-prompts", "5", *flags]) == 2
+    assert words in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_profile_says_nothing_of_memory(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     file = tmp_path / "profile.json"
     save_profile(msgspec.structs.replace(made_profile(), model="llama-3.1-8b"), file)

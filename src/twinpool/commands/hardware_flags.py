@@ -39,7 +39,7 @@ _PRECISIONS = ("fp32", "bf16", "fp16", "fp8", "int8", "fp4", "int4")
 @dataclass(frozen=True, slots=True)
 class Hardware:
     """What workers are made of, for any number of devices each. `machine` names the one that all workers share, as
-    those of a profile do."""
+    those of a profile do. `doubts` are sentences, why a profile's times may not hold."""
 
     model: ModelShape
     spec: str
@@ -49,6 +49,13 @@ class Hardware:
     memory: DeviceMemory | None
     kv_bytes: int | None
     machine: str | None
+    doubts: tuple[str, ...] = ()
+
+    @property
+    def profile(self) -> str | None:
+        """The file of the profile that times are read from, if they are."""
+        kind, _, what = self.spec.partition(":")
+        return what if kind == "profile" else None
 
     def times(self, tp: int = 1) -> ServiceTimes:
         """Those of a worker on `tp` devices. Raises ConfigError."""
@@ -198,6 +205,7 @@ def hardware(args: argparse.Namespace, max_model_len: int | None = None) -> Hard
         memory=memory,
         kv_bytes=args.kv_memory,
         machine=SHARED_MACHINE if profiled is not None else None,
+        doubts=_doubts(profiled),
     )
 
 
@@ -218,3 +226,11 @@ def _profile(file: str) -> FittedTimes:
     from twinpool.planner.profile.fitted_times import load_times
 
     return load_times(Path(file))
+
+
+def _doubts(profiled: FittedTimes | None) -> tuple[str, ...]:
+    if profiled is None:
+        return ()
+    from twinpool.planner.profile.fitted_times import doubts
+
+    return tuple(doubts(profiled.profile))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
 from pathlib import Path
 
 from twinpool.config import require
@@ -57,6 +58,19 @@ def accelerators(values: list[str]) -> dict[str, int]:
         is_good = count.isdecimal() and int(count) >= 1 and pool != "total"
         require("--accelerators", f"{pool}={count}", is_good, "pairs like decode=2, of pools but `total`")
     return {pool: int(count) for pool, count in found.items()}
+
+
+def check_files(written: Mapping[str, Path | None], read: Mapping[str, str | None]) -> None:
+    """What is written by which flag, and read by which. Raises ConfigError if a file is written twice, or read as well,
+    or is in no folder."""
+    taken = {Path(file).resolve(): flag for flag, file in read.items() if file}
+    for flag, file in written.items():
+        if file is None:
+            continue
+        is_writable = file.absolute().parent.is_dir() and not file.is_dir()
+        require(flag, str(file), is_writable, "a file in a folder that exists")
+        other = taken.setdefault(file.resolve(), flag)
+        require(flag, str(file), other == flag, f"a file that {other} does not name")
 
 
 def write(path: Path, data: bytes) -> None:

@@ -7,7 +7,7 @@ import json
 import math
 import sys
 import time
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +22,15 @@ from twinpool.commands.hardware_flags import (
     queue,
     scheduler,
 )
-from twinpool.commands.results import accelerators, check_result_flags, names, pairs, percentiles, write
+from twinpool.commands.results import (
+    accelerators,
+    check_files,
+    check_result_flags,
+    names,
+    pairs,
+    percentiles,
+    write,
+)
 from twinpool.config import require
 
 if TYPE_CHECKING:
@@ -41,6 +49,15 @@ examples:
   twinpool simulate --model llama-3.1-8b --gpu h100 --layout 2P3D --dataset-name azure-conversation --request-rate 20
   twinpool simulate --profile profile.json --kv-memory 1GiB --layout 1P1D --num-prompts 200 --request-rate 2
 """
+
+
+@dataclass(frozen=True, slots=True)
+class Files:
+    """What is written, if it is wanted: `page` is the report, with its JSON beside it."""
+
+    result: Path | None
+    records: Path | None
+    page: Path | None
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
@@ -98,6 +115,7 @@ def run(args: argparse.Namespace) -> int:
     found = hardware(args, dataset.max_model_len)
     deployment = deployment_of(args, found)
     dataset = replace(dataset, max_model_len=deployment.max_model_len)
+    files = _files(args, found, deployment, dataset)
     shapes = _shapes(args, dataset)
     began_at = time.monotonic()
     simulation = simulate(
@@ -114,9 +132,10 @@ def run(args: argparse.Namespace) -> int:
     simulation = replace(
         simulation,
         accelerators=counted or simulation.accelerators,
+        warnings=(*found.doubts, *simulation.warnings),
         settings=_described(args, found, dataset, deployment, len(shapes)),
     )
-    status = _tell(args, simulation, deployment, slo, metadata)
+    status = _tell(args, simulation, deployment, slo, metadata, files)
     num_requests = len(simulation.outcomes)
     print(
         f"simulated {num_requests} requests in {took_s:.2f} s: {num_requests / max(took_s, 1e-9):,.0f} requests/s, "
@@ -173,6 +192,7 @@ def _tell(
     deployment: Deployment,
     slo: Slo | None,
     metadata: dict[str, str],
+    files: Files,
 ) -> int:
     from twinpool.bench.serving.printed import printed
     from twinpool.bench.serving.record import encode_run
@@ -181,8 +201,8 @@ def _tell(
     from twinpool.planner.simulator.words import about
 
     seen = simulation.as_run()
-    if args.save_records is not None:  # first: whatever is said of them, they are all that there is
-        write(args.save_records, encode_run(seen))
+    if files.records is not None:  # first: whatever is said of them, they are all that there is
+        write(files.records, encode_run(seen))
     window, window_fault = window_of(seen, WindowKind(args.window), args.warm_up)
     summary = summarize(seen, slo, window, accelerators=simulation.accelerators)
     result = result_json(
@@ -197,32 +217,31 @@ def _tell(
         "is_simulated": True, "is_valid": not window_fault, "window_fault": window_fault or None,
         "warnings": list(simulation.warnings),
     }  # fmt: skip
-    path = _result_path(args, simulation) if args.save_result or args.save_detailed else None
-    if path is not None:
-        write(path, (json.dumps(result) + "\n").encode())
+    if files.result is not None:
+        write(files.result, (json.dumps(result) + "\n").encode())
     print(printed(result, seen, summary, ()))
     for line in about(simulation, deployment):
         print(line)
     if window_fault:
         print(f"NOT A RESULT: {window_fault}; the figures are of all requests")
-    if path is not None:
-        print(f"result: {path}")
-    if args.save_records is not None:
-        print(f"records: {args.save_records}")
-    if args.report is not None:
-        _report(args, simulation, seen, slo)
+    if files.result is not None:
+        print(f"result: {files.result}")
+    if files.records is not None:
+        print(f"records: {files.records}")
+    if files.page is not None:
+        _report(files.page, args, simulation, seen, slo)
     if simulation.was_interrupted:
         return EXIT_INTERRUPTED
     return EXIT_GOOD if not window_fault and result["completed"] else EXIT_NO_RESULT
 
 
-def _report(args: argparse.Namespace, simulation: Simulation, seen: Run, slo: Slo | None) -> None:
+def _report(page: Path, args: argparse.Namespace, simulation: Simulation, seen: Run, slo: Slo | None) -> None:
     from twinpool.bench.reports.page import write_report
     from twinpool.bench.reports.saved import report_of
 
     title = args.label or f"{simulation.layout_name}, simulated"
     report = report_of([(title, seen)], title, slo, ", ".join(args.slo or args.goodput), seen.started_at)
-    for file in write_report(args.report, report, args.report.with_suffix(".json")):
+    for file in write_report(page, report, page.with_suffix(".json")):
         print(f"report: {file}")
 
 
@@ -257,14 +276,41 @@ def _described(
     }
 
 
-def _result_path(args: argparse.Namespace, simulation: Simulation) -> Path:
+def _files(
+    args: argparse.Namespace, found: Hardware, deployment: Deployment, dataset: DatasetSettings
+) -> Files:
+    """Raises ConfigError if one cannot be written, or would be written over what is read or over another."""
+    is_saved = args.save_result or args.save_detailed
+    files = Files(
+        result=_result_path(args, found.model.name, deployment.name) if is_saved else None,
+        records=args.save_records,
+        page=args.report,
+    )
+    json_of_page = None if files.page is None else files.page.with_suffix(".json")
+    check_files(
+        {
+            "--save-records": files.records, "--report": files.page, "the report's JSON": json_of_page,
+            "--result-filename": files.result,
+        },
+        {"--dataset-path": dataset.path, "--profile": found.profile},
+    )  # fmt: skip
+    return files
+
+
+def _result_path(args: argparse.Namespace, model: str, layout: str) -> Path:
     folder: Path = args.result_dir or Path()
     if args.result_filename is not None:
         return folder / str(args.result_filename)
     rate = math.inf if args.request_rate is None else args.request_rate
-    model = str(simulation.settings["model"]).split("/")[-1]
-    layout = simulation.layout_name.replace(" ", "-")
-    return folder / f"{str(args.label or 'simulation').replace('/', '-')}-{layout}-{rate}qps-{model}.json"
+    name = "-".join(
+        (
+            str(args.label or "simulation").replace("/", "-"),
+            layout.replace(" ", "-"),
+            f"{rate}qps",
+            model.split("/")[-1],
+        )
+    )
+    return folder / f"{name}.json"
 
 
 class _Progress:
