@@ -257,7 +257,7 @@ def test_what_sampling_looks_back_with_is_not_kept_until_the_hand_off(bench: Ben
     plan = bench.plan()
     assert plan.batch.slices[0].look_back is not None
     bench.handle(done(plan))
-    assert bench.core._jobs[work.key].prompt.look_back is None
+    assert bench.core._outbox[work.key].prompt.look_back is None
     assert messages(bench.tell(Cancel(work.key))) == [Dropped(work.key, "cancelled")]
 
 

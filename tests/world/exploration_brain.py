@@ -192,8 +192,8 @@ def _look(core: Any) -> View:
     is_free = stats.free_blocks == core.pool.num_blocks and not any(busy)
     told = "" if is_free else repr(msgspec.structs.replace(stats, counters={}))
     if (ledger := getattr(core, "_ledger", None)) is None:
-        jobs = {job.key: job.prompt.table.block_ids for job in core._jobs.values() if job.prompt.table}
-        job_of = {fence: job.key for fence, job in core._by_fence.items()}
+        jobs = {job.key: job.prompt.table.block_ids for job in core._outbox if job.prompt.table}
+        job_of = {fence: job.key for fence, job in core._outbox._by_fence.items()}
         return View({fence: jobs.get(key, ()) for fence, key in job_of.items()}, job_of, jobs, (), told)
     held = list(ledger.reservations())
     return View(

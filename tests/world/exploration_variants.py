@@ -12,6 +12,7 @@ from twinpool.kv_transfer.ledger import LedgerEvent, OwnershipLedger, Reservatio
 from twinpool.messages import Dropped, DropReason, Manifest, RevokeAck
 from twinpool.prefill_pool.core import PrefillCore
 from twinpool.prefill_pool.handoff import ACTIVE, Handoff, Peer
+from twinpool.prefill_pool.outbox import Outbox
 from twinpool.request import RequestKey
 from twinpool.worker.core import Command, Event, LinkLost, PeerGone, SendPeer, StepDone
 
@@ -68,7 +69,7 @@ class RevokesInSilence(Intake):
             super()._send(writer, message)  # type: ignore[arg-type]
 
 
-class AcknowledgesAtOnce(PrefillCore):
+class AcknowledgesAtOnce(Outbox):
     """Promises to write no more before the transport has stopped."""
 
     def _revoke(self, peer: Peer, key: RequestKey, fence: int) -> None:
@@ -76,14 +77,14 @@ class AcknowledgesAtOnce(PrefillCore):
         super()._revoke(peer, key, fence)
 
 
-class ReleasesUnderTheReader(PrefillCore):
+class ReleasesUnderTheReader(Outbox):
     """Blocks of a transfer that is given up are free before the transport has stopped reading them."""
 
     def _wind_down(self, job: Handoff) -> None:
         was_active = job.state in ACTIVE
         super()._wind_down(job)
         if was_active and job.grant is not None:
-            self._push_stopped(job.grant.fence)
+            self.push_stopped(job.grant.fence)
 
 
 class KeepsWhatIsCancelled(PrefillCore):
@@ -93,10 +94,10 @@ class KeepsWhatIsCancelled(PrefillCore):
         self._tell(Dropped(key, DropReason.CANCELLED))
 
 
-class SealsOnce(PrefillCore):
+class SealsOnce(Outbox):
     """Waits forever for the answer to a seal that the network has lost."""
 
-    def _renew(self, now: float) -> None:
+    def renew(self, now: float) -> None:
         pass
 
 
@@ -142,6 +143,17 @@ def with_intake(kind: type[Intake]) -> Callable[..., Any]:
     def make(*arguments: Any) -> DecodeCore:
         core = DecodeCore(*arguments)
         core._intake.__class__ = kind
+        return core
+
+    return make
+
+
+def with_outbox(kind: type[Outbox]) -> Callable[..., Any]:
+    """A prefill core whose outbox is of that kind."""
+
+    def make(*arguments: Any) -> PrefillCore:
+        core = PrefillCore(*arguments)
+        core._outbox.__class__ = kind
         return core
 
     return make

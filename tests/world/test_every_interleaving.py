@@ -56,11 +56,16 @@ def test_no_order_of_events_breaks_ownership_or_leaves_a_block_behind(
             Faults(cancels=1),
             "late write",
         ),
-        (wrong.AcknowledgesAtOnce, DecodeCore, Faults(cancels=1), "late write"),
+        (wrong.with_outbox(wrong.AcknowledgesAtOnce), DecodeCore, Faults(cancels=1), "late write"),
         (PrefillCore, wrong.with_ledger(wrong.ReusesFences), Faults(), "fence"),
         (wrong.KeepsWhatIsCancelled, DecodeCore, Faults(cancels=1), "only time will free"),
         (PrefillCore, wrong.with_intake(wrong.RevokesInSilence), Faults(cancels=1), "only time will free"),
-        (wrong.ReleasesUnderTheReader, DecodeCore, Faults(cancels=1), "is read under fence"),
+        (
+            wrong.with_outbox(wrong.ReleasesUnderTheReader),
+            DecodeCore,
+            Faults(cancels=1),
+            "is read under fence",
+        ),
         (PrefillCore, wrong.with_intake(wrong.BelievesTheSeal), Faults(), "late write|decode reads"),
         (
             PrefillCore,
@@ -69,7 +74,7 @@ def test_no_order_of_events_breaks_ownership_or_leaves_a_block_behind(
             "leases without faults",
         ),
         (PrefillCore, wrong.TakesTheLostForDead, Faults(freezes=1), "late write"),
-        (wrong.SealsOnce, DecodeCore, Faults(losses=1), "leases without faults"),
+        (wrong.with_outbox(wrong.SealsOnce), DecodeCore, Faults(losses=1), "leases without faults"),
     ],
     ids=lambda value: getattr(value, "__name__", None),
 )

@@ -415,7 +415,7 @@ class WorkerProcess(Actor):
         for part in self.parts:
             match part:
                 case PrefillCore():
-                    jobs = part._jobs.values()
+                    jobs = part._outbox
                     keys += [j.key for j in jobs if not j.ending and j.state is not HandoffState.SEALED]
                 case DecodeCore():
                     keys += [arrival.key for arrival in (*part._intake.waiting, *part._intake.granted)]

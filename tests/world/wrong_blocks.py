@@ -20,8 +20,8 @@ from twinpool.engine.block_pool import BlockPool
 from twinpool.kv_transfer import manifest
 from twinpool.kv_transfer.ledger import LedgerEvent, OwnershipLedger, Writer
 from twinpool.messages import Manifest, Renew, StepTokens, Token
-from twinpool.prefill_pool.core import PrefillCore
 from twinpool.prefill_pool.handoff import Handoff
+from twinpool.prefill_pool.outbox import Outbox
 from twinpool.worker.core import (
     Event,
     FromCoordinator,
@@ -82,15 +82,15 @@ def a_lost_writer_counts_as_dead(patch: pytest.MonkeyPatch) -> None:
 @VARIANTS.add
 def a_push_does_not_pin_its_blocks(patch: pytest.MonkeyPatch) -> None:
     """A given-up hand-off releases its blocks while the transport may still read them."""
-    honest = PrefillCore._wind_down
+    honest = Outbox._wind_down
 
-    def wind_down(self: PrefillCore, job: Handoff) -> None:
-        if job.prompt.table and job.key not in self._running:
-            self.pool.release(job.prompt.table)
+    def wind_down(self: Outbox, job: Handoff) -> None:
+        if job.prompt.table and job.key not in self.in_step:
+            self._pool.release(job.prompt.table)
             job.prompt.table = None
         honest(self, job)
 
-    patch.setattr(PrefillCore, "_wind_down", wind_down)
+    patch.setattr(Outbox, "_wind_down", wind_down)
 
 
 @VARIANTS.add
@@ -202,9 +202,9 @@ def an_ended_sequence_follows(patch: pytest.MonkeyPatch) -> None:
 @VARIANTS.add
 def a_lease_is_compared_across_clocks(patch: pytest.MonkeyPatch) -> None:
     """A renewal says when it was sent, by the writer's clock, and decode's lease runs from there."""
-    honest_renew, honest_intake = PrefillCore._renew, Intake.renew
+    honest_renew, honest_intake = Outbox.renew, Intake.renew
 
-    def renew(self: PrefillCore, now: float) -> None:
+    def renew(self: Outbox, now: float) -> None:
         before = len(self._commands)
         honest_renew(self, now)
         for at, command in enumerate(self._commands[before:], before):
@@ -215,7 +215,7 @@ def a_lease_is_compared_across_clocks(patch: pytest.MonkeyPatch) -> None:
     def intake(self: Intake, writer: Writer, fences: Sequence[int], now: float) -> None:  # noqa: ARG001
         honest_intake(self, writer, fences[:-1], fences[-1] / 1000)
 
-    patch.setattr(PrefillCore, "_renew", renew)
+    patch.setattr(Outbox, "renew", renew)
     patch.setattr(Intake, "renew", intake)
 
 
@@ -237,13 +237,13 @@ def reclaim_only_when_work_arrives(patch: pytest.MonkeyPatch) -> None:
 @VARIANTS.add
 def a_seal_is_sent_once(patch: pytest.MonkeyPatch) -> None:
     """If its acknowledgement is lost, prefill holds the blocks for ever."""
-    honest = PrefillCore._seal
+    honest = Outbox._seal
 
-    def seal(self: PrefillCore, job: Handoff, finished: Any) -> None:
+    def seal(self: Outbox, job: Handoff, finished: Any) -> None:
         honest(self, job, finished)
         job.seal = None
 
-    patch.setattr(PrefillCore, "_seal", seal)
+    patch.setattr(Outbox, "_seal", seal)
 
 
 @VARIANTS.add
