@@ -257,9 +257,11 @@ class Reassign:
 
 @dataclass(frozen=True, slots=True)
 class Retire:
-    """That worker is not to be started again. It holds nothing, and has been told to end, if it has ever joined."""
+    """That worker, of this role, is not to be started again. It holds nothing, and has been told to end, if it has ever
+    joined."""
 
     worker_id: str
+    role: Role
 
 
 @dataclass(frozen=True, slots=True)

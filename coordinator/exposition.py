@@ -21,6 +21,8 @@ from twinpool.metrics import (
     METRIC_HELP,
     RECORD_METRIC_HELP,
     TIMING_HELP,
+    TUNER_ENDED,
+    TUNER_ENDED_HELP,
     TUNER_ERROR,
     TUNER_ERROR_HELP,
     TUNER_METRIC_HELP,
@@ -174,6 +176,9 @@ def _of_tuner(tuner: Tuner) -> Iterator[Metric]:
         yield CounterMetricFamily(
             PREFIX + metric.removesuffix("_total"), TUNER_METRIC_HELP[metric], value=value
         )
+    ended = GaugeMetricFamily(PREFIX + TUNER_ENDED, TUNER_ENDED_HELP, labels=["reason"])
+    ended.add_metric([tuner.why_ended], bool(tuner.why_ended))
+    yield ended
     family = GaugeMetricFamily(PREFIX + TUNER_ERROR, TUNER_ERROR_HELP, labels=["figure"])
     for figure, error in tuner.median_errors().items():
         family.add_metric([figure], error)

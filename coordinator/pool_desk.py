@@ -72,9 +72,7 @@ class PoolDesk:
 
     def pools(self) -> Mapping[str, Any]:
         """As `PoolService.pools`."""
-        kept = {} if self.scaler is None else self.scaler.workers()
-        failed = {} if self.scaler is None else self.scaler.failed()
-        status = pool_status(self._registry, kept, failed, self._now())
+        status = pool_status(self._registry, self.scaler, self._now())
         return status if self.tuner is None else {**status, "autotune": self.tuner.status()}
 
     def set_pools(self, prefill: int | None, decode: int | None, wait_s: float) -> Changes:
@@ -102,8 +100,8 @@ class PoolDesk:
                 self.scaler.start(role)
             case Reassign(worker_id, role) if self.scaler is not None:
                 self.scaler.assign(worker_id, role)
-            case Retire(worker_id) if self.scaler is not None:
-                self.scaler.stop(worker_id)
+            case Retire(worker_id, role) if self.scaler is not None:
+                self.scaler.stop(worker_id, role)
 
     def _ask(self, wish: Callable[[str], Event]) -> Changes:
         ticket = str(next(self._numbers))

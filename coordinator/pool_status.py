@@ -2,31 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from twinpool.config import Role
 from twinpool.coordinator.registry import Registry, Worker
+from twinpool.coordinator.scaler import Scaler
 
 SERVES, DRAINS, CHANGES, STARTS, FAILED = "serves", "drains", "changes role", "starts", "failed"
 
 
-def pool_status(
-    registry: Registry, kept: Mapping[str, Role], failed: Mapping[str, str], now: float
-) -> dict[str, Any]:
-    """Every worker that has joined, those of `kept` that have not, and those that have `failed` to start, with why."""
+def pool_status(registry: Registry, scaler: Scaler | None, now: float) -> dict[str, Any]:
+    """Every worker that has joined, those of `scaler` that have not, and what for, and those that have failed to start,
+    with why."""
     joined = {worker.worker_id for worker in registry}
     workers = [_worker(registry, worker, now) for worker in registry]
-    workers += [
-        {"worker": worker_id, "role": role.value, "state": STARTS}
-        for worker_id, role in kept.items()
-        if worker_id not in joined
-    ]
-    workers += [
-        {"worker": worker_id, "state": FAILED, "reason": reason}
-        for worker_id, reason in failed.items()
-        if worker_id not in joined
-    ]
+    if scaler is not None:
+        workers += [
+            {"worker": worker_id, "role": role.value, "state": STARTS, "waits_for": scaler.waits_for()}
+            for worker_id, role in scaler.workers().items()
+            if worker_id not in joined
+        ]
+        workers += [
+            {"worker": worker_id, "state": FAILED, "reason": reason}
+            for worker_id, reason in scaler.failed().items()
+            if worker_id not in joined
+        ]
     is_ready, reason = registry.ready()
     serving = [worker for worker in registry if worker.stays]
     return {

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from twinpool.config import CoordinatorConfig, Role
+from twinpool.config import MOST_WORKERS, CoordinatorConfig, Role
 from twinpool.coordinator.events import (
     Agree,
     ChangeRole,
@@ -97,7 +97,7 @@ class Pools:
             return
         self._departing.remove(worker)
         if worker.departure.role is None and worker.departure.told_at is None:
-            self._emit(Retire(worker.worker_id))
+            self._emit(Retire(worker.worker_id, worker.role))
 
     # ── wishes ──────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -146,15 +146,18 @@ class Pools:
             },
             seats,
         )
-        if wish.why_no_start and any(change.kind is ChangeKind.START for change in changes):
+        num_starts = sum(change.kind is ChangeKind.START for change in changes)
+        if num_starts and wish.why_no_start:
             raise PoolRefused(wish.why_no_start)
+        if num_starts and (total := sum(seat.role in wanted for seat in seats) + num_starts) > MOST_WORKERS:
+            raise PoolRefused(f"that would be {total} workers; a server has {MOST_WORKERS} at most")
         for change in changes:
             worker = self._registry.get(change.worker_id)
             match change.kind:
                 case ChangeKind.START:
                     self._emit(StartWorker(change.role))
                 case _ if worker is None:
-                    self._emit(Retire(change.worker_id))
+                    self._emit(Retire(change.worker_id, change.role))
                 case ChangeKind.ROLE:
                     self._begin(worker, change.role, wish.wait_s, now)
                 case ChangeKind.DRAIN:
@@ -222,7 +225,7 @@ class Pools:
     def _tell(self, worker: Worker, departure: Departure, now: float) -> None:
         departure.told_at = now
         if departure.role is None:
-            self._emit(Retire(worker.worker_id))
+            self._emit(Retire(worker.worker_id, worker.role))
             self._emit(Send(worker.worker_id, worker.incarnation, Stop()))
         else:
             self._emit(Send(worker.worker_id, worker.incarnation, TakeRole(departure.role)))

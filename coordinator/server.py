@@ -171,6 +171,10 @@ class Coordinator:
         """The ids of the workers that have joined."""
         return frozenset(worker.worker_id for worker in self._core.registry)
 
+    def roles(self) -> Mapping[str, Role]:
+        """Theirs, by id."""
+        return {worker.worker_id: worker.role for worker in self._core.registry}
+
     def least_num_blocks(self) -> int | None:
         """The size of the smallest KV pool of a worker that has joined; None before the first has."""
         return min((worker.info.num_blocks for worker in self._core.registry), default=None)

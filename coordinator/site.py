@@ -20,7 +20,7 @@ from twinpool.coordinator.gateway.key_ring import KeyRing
 from twinpool.coordinator.gateway.meter import GatewayMeter
 from twinpool.coordinator.gateway.routes import create_app
 from twinpool.coordinator.launch import Launcher, WorkerSpec
-from twinpool.coordinator.scaler import HostScaler
+from twinpool.coordinator.scaler import MakeScaler, Premises, Scaler
 from twinpool.coordinator.server import Coordinator
 from twinpool.coordinator.tuning import Tuner
 from twinpool.engine.model_files import ResolvedModel, resolve
@@ -42,9 +42,10 @@ def serve(
     gateway: GatewayConfig,
     model: str | None,
     workers: Sequence[WorkerSpec],
+    make_scaler: MakeScaler,
     tuner: Tuner | None = None,
 ) -> int:
-    """Serves `model` on `workers` until SIGTERM or Ctrl-C; returns the exit status.
+    """Serves `model` on `workers`, which a scaler starts, until SIGTERM or Ctrl-C; returns the exit status.
 
     The first signal drains: nothing new is admitted, what runs has `drain_s` seconds. A second one stops at once.
     SIGHUP reads the API keys again. `tuner` runs beside it; should it fail, serving goes on without.
@@ -62,7 +63,7 @@ def serve(
         )
     resolved = resolve(model)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as loop:
-        return loop.run(_Site(config, gateway, keys, resolved, workers, tuner).run())
+        return loop.run(_Site(config, gateway, keys, resolved, workers, make_scaler, tuner).run())
 
 
 class _Site:
@@ -75,12 +76,14 @@ class _Site:
         keys: KeyRing | None,
         model: ResolvedModel,
         workers: Sequence[WorkerSpec],
+        make_scaler: MakeScaler,
         tuner: Tuner | None,
     ) -> None:
         self._config = config
         self._gateway = gateway
         self._keys = keys
         self._model = model
+        self._make_scaler = make_scaler
         self._tuner = tuner
         self._deployment = uuid.uuid4().hex[:12]
         shared = (f"--model-dir={model.path}", f"--deployment={self._deployment}")
@@ -115,16 +118,20 @@ class _Site:
                 if (num_blocks := coordinator.past_num_blocks(worker_id)) is not None:
                     launcher.keep_pool_size(worker_id, num_blocks)
 
-            launcher = Launcher(
-                coordinator.endpoint,
-                on_exit,
-                partial(self._on_given_up, coordinator),
-                {VARIABLE: self._config.join_token.text},
-            )
+            endpoint, secrets = coordinator.endpoint, {VARIABLE: self._config.join_token.text}
+            launcher = Launcher(endpoint, on_exit, partial(self._on_given_up, coordinator), secrets)
             self._launcher = launcher
-            coordinator.pool_desk.scaler = HostScaler(
-                launcher, self._workers, coordinator.members, coordinator.least_num_blocks
+            scaler = coordinator.pool_desk.scaler = self._make_scaler(
+                Premises(
+                    launcher,
+                    self._workers,
+                    coordinator.roles,
+                    coordinator.least_num_blocks,
+                    endpoint,
+                    secrets,
+                )
             )
+            ending.push_async_callback(scaler.close)
             ending.push_async_callback(self._stop_workers, launcher)
             meter = GatewayMeter()
             app = create_app(
@@ -140,11 +147,11 @@ class _Site:
                 loop.add_signal_handler(number, self._on_signal, number.name)
             if self._keys is not None:
                 loop.add_signal_handler(signal.SIGHUP, self._read_keys_again, self._keys)
-            launcher.start(self._workers)
+            scaler.begin()
             log.info("%s from %s; workers connect to %s", name, self._model.path, coordinator.endpoint)
-            await self._until_ready(coordinator)
+            await self._until_ready(coordinator, scaler)
             if self._tuner is not None:
-                ending.push_async_callback(_ended, asyncio.create_task(_tune(self._tuner, coordinator)))
+                ending.push_async_callback(_ended, asyncio.create_task(self._tuner.run(coordinator)))
             collector.begin()
             if self._is_ready:
                 log.info("ready: http://%s:%d/v1", self._config.host, http.port)
@@ -153,13 +160,15 @@ class _Site:
             raise self._failure
         return 0
 
-    async def _until_ready(self, coordinator: Coordinator) -> None:
+    async def _until_ready(self, coordinator: Coordinator, scaler: Scaler) -> None:
         """Returns when every pool can execute, or when the server is to stop."""
         deadline = coordinator.now() + self._config.start_timeout_s
         while not self._stop_asked.is_set():
             self._is_ready, missing = coordinator.ready()
             if self._is_ready:
                 return
+            for name, reason in scaler.failed().items():
+                self._fail(ConfigError(f"the server cannot start: {name}: {reason}"))
             if coordinator.now() > deadline:
                 limit = f"{self._config.start_timeout_s:.0f} s"
                 self._fail(
@@ -211,14 +220,6 @@ class _Site:
     def _fail(self, error: TwinpoolError) -> None:
         self._failure = self._failure or error
         self._stop_asked.set()
-
-
-async def _tune(tuner: Tuner, coordinator: Coordinator) -> None:
-    """Serving does not depend on it."""
-    try:
-        await tuner.run(coordinator)
-    except Exception:
-        log.exception("a bug in Twinpool: the pools are not tuned any more; serving goes on")
 
 
 async def _ended(task: asyncio.Task[None]) -> None:

@@ -79,6 +79,12 @@ class Tuner(Protocol):
         """Of its predictions so far, by figure."""
         ...
 
+    @property
+    def why_ended(self) -> str:
+        """The bug that has ended it; empty before that."""
+        ...
+
     async def run(self, server: TunedServer) -> None:
-        """Tunes until it is cancelled."""
+        """Tunes until it is cancelled, or has met a bug of its own (`why_ended`): which it does not raise: serving does
+        not depend on it."""
         ...

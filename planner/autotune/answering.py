@@ -53,6 +53,7 @@ def answer(question: Question) -> Answer:
             fleet_of(question),
             Aim(question.slo, question.attainment),
             simulated,
+            sizes=question.sizes,
         )
     except TwinpoolError as exc:
         return Answer(None, str(exc))

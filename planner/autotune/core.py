@@ -7,10 +7,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from twinpool.planner.autotune.caution import Caution
-from twinpool.planner.autotune.regrets import Regrets, errors_of
+from twinpool.planner.autotune.regrets import RECENT, Regrets, errors_of
 from twinpool.planner.autotune.settings import AutotuneSettings
-from twinpool.planner.autotune.verdicts import Verdict, describe, gain_of, objective_of, verdict_on
-from twinpool.planner.autotune.window import LEAST_REQUESTS, Window
+from twinpool.planner.autotune.verdicts import (
+    Circumstances,
+    Verdict,
+    describe,
+    gain_of,
+    objective_of,
+    verdict_on,
+)
+from twinpool.planner.autotune.window import LEAST_REQUESTS, NOTHING_CAME, Load, Window
 from twinpool.planner.autotune.words import (
     Action,
     Arrived,
@@ -38,8 +45,9 @@ from twinpool.planner.autotune.words import (
 
 MOST_OPEN = 32
 """Recommendations that wait to be measured."""
-ARRIVES_WITHIN_S = 60.0
-"""A change that is not there after so long is given up: somebody else has changed the pools, or one was lost."""
+ARRIVES_WITHIN_S, STARTS_WITHIN_S = 60.0, 600.0
+"""A change that is not there after so long is given up: somebody else has changed the pools, or one was lost. One with
+workers that start takes longer."""
 _WAITS_FOR_ENDS_WINDOWS = 2.0
 """Windows after the measured one in which its last requests may end."""
 
@@ -76,6 +84,7 @@ class AutotuneCore:
         self._next_at = started_at + settings.window_s / 2
         self._wanted: Split | None = None
         self._changed_at = started_at
+        self._arrives_within_s = ARRIVES_WITHIN_S
         self._pools: Pools | None = None
         self._latest: Recommendation | None = None
         self._told: Split | None = None
@@ -129,11 +138,11 @@ class AutotuneCore:
             for each in self._open:
                 if each.since is None:
                     each.since = now
-        elif now - self._changed_at <= ARRIVES_WITHIN_S:
+        elif now - self._changed_at <= self._arrives_within_s:
             return
         else:
             self._say(
-                f"{self._wanted} is not there after {ARRIVES_WITHIN_S:g} s: {pools.unsettled or pools.present}"
+                f"{self._wanted} is not there after {self._arrives_within_s:g} s: {pools.unsettled or pools.present}"
             )
             self._void("the pools did not become what was wanted")
         self._wanted = None
@@ -159,7 +168,12 @@ class AutotuneCore:
         if pools is None or pools.present != asked.present or pools.unsettled or self._wanted is not None:
             return  # it is about pools that are no more
         self._silent_about = ""
-        verdict = verdict_on(prediction, asked.traffic, pools, self._settings, self._caution.left_s(now))
+        own_error = self._regrets.median_error(RECENT)
+        cool_down_left_s = self._caution.left_s(now)
+        verdict = verdict_on(
+            prediction, Circumstances(asked.traffic, pools, self._settings, cool_down_left_s, own_error)
+        )
+        stay, change = prediction.stay, verdict.change
         self.num_recommendations += 1
         recommendation = Recommendation(
             number=self.num_recommendations,
@@ -167,10 +181,11 @@ class AutotuneCore:
             rate_per_s=asked.traffic.rate_per_s,
             mean_input=asked.traffic.mean_input,
             mean_output=asked.traffic.mean_output,
-            objective=objective_of(prediction.stay, asked.traffic),
-            stay=prediction.stay,
-            change=prediction.change,
-            gain=gain_of(prediction),
+            objective=objective_of(stay, change, asked.traffic),
+            stay=stay,
+            change=change,
+            gain=gain_of(stay, change),
+            own_error=own_error,
             action=verdict.action,
             why=verdict.why,
         )
@@ -178,13 +193,14 @@ class AutotuneCore:
         self._out.append(Write(recommendation))
         self._tell(recommendation, verdict)
         self._keep(_Open(recommendation, recommendation.in_force.split, now))
-        if verdict.action is Action.CHANGED and prediction.change is not None:
-            self._change(pools.present, prediction.change, now)
+        if verdict.action is Action.CHANGED and change is not None:
+            self._change(pools.present, change, now)
 
     def _change(self, present: Split, change: Forecast, now: float) -> None:
         self._void("the pools were changed meanwhile", but_latest=True)
         self._open[-1].since = None
         self._wanted, self._changed_at = change.split, now
+        self._arrives_within_s = ARRIVES_WITHIN_S if change.split.size <= present.size else STARTS_WITHIN_S
         self._caution.changed(present, change.split, now)
         self.num_changes += 1
         self._out.append(ChangePools(change.split))
@@ -212,7 +228,7 @@ class AutotuneCore:
 
     def _keep(self, opened: _Open) -> None:
         if len(self._open) == MOST_OPEN:
-            self._close(self._open.popleft(), None, 0, 0.0, "too many recommendations wait")
+            self._close(self._open.popleft(), None, 0, NOTHING_CAME, "too many recommendations wait")
         self._open.append(opened)
 
     def _measure(self, now: float) -> None:
@@ -222,7 +238,7 @@ class AutotuneCore:
             others = [each for each in self._open if each.since is not None and each.split != pools.present]
             for each in others:
                 self._open.remove(each)
-                self._close(each, None, 0, 0.0, f"the pools have become {pools.present}")
+                self._close(each, None, 0, NOTHING_CAME, f"the pools have become {pools.present}")
         while self._open and (since := self._open[0].since) is not None:
             until = since + window_s
             waited_s = now - until
@@ -231,21 +247,25 @@ class AutotuneCore:
             if not self._window.is_over(since, until) and waited_s < _WAITS_FOR_ENDS_WINDOWS * window_s:
                 return
             figures, count = self._window.figures(since, until, self._settings.slo)
-            rate = self._window.count(since, until) / window_s
             why = "" if figures is not None else "nothing came"
-            self._close(self._open.popleft(), figures, count, rate, why)
+            self._close(self._open.popleft(), figures, count, self._window.load(since, until), why)
 
-    def _close(self, each: _Open, figures: Figures | None, count: int, rate: float, why: str) -> None:
-        errors = {} if figures is None else errors_of(each.recommendation.in_force.figures, figures)
-        if errors:
+    def _close(self, each: _Open, figures: Figures | None, count: int, load: Load, why: str) -> None:
+        told, errors = each.recommendation, {}
+        if figures is not None and not load.is_like(Load(told.rate_per_s, told.mean_input, told.mean_output)):
+            why = "other traffic came than was predicted for"
+        elif figures is not None:
+            errors = errors_of(told.in_force.figures, figures)
             self._regrets.add(errors)
         self._out.append(
             Write(
                 Measured(
-                    number=each.recommendation.number,
+                    number=told.number,
                     layout=str(each.split),
                     num_requests=count,
-                    rate_per_s=rate,
+                    rate_per_s=load.rate_per_s,
+                    mean_input=load.mean_input,
+                    mean_output=load.mean_output,
                     figures=figures,
                     errors=errors,
                     why=why,
@@ -257,7 +277,7 @@ class AutotuneCore:
         """Nothing can be said of those that wait to be measured."""
         latest = self._open.pop() if but_latest and self._open else None
         while self._open:
-            self._close(self._open.popleft(), None, 0, 0.0, why)
+            self._close(self._open.popleft(), None, 0, NOTHING_CAME, why)
         if latest is not None:
             self._open.append(latest)
 
@@ -280,6 +300,8 @@ class AutotuneCore:
             "cool_down_left_s": round(self._caution.left_s(now), 1),
             "changing_to": None if self._wanted is None else str(self._wanted),
             "median_error": self._regrets.median_error(),
+            "recent_error": self._regrets.median_error(RECENT),
+            "workers": None if self._settings.workers is None else list(self._settings.workers),
             "median_errors": self._regrets.medians(),
             "latest": None if latest is None else describe(latest),
             "recommended": None if latest is None or latest.change is None else str(latest.change.split),

@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from twinpool.bench.serving.datasets.shapes import Shape, own, shared_prefix
 from twinpool.bench.serving.slo import Slo
 from twinpool.planner.autotune.window import PREFIX_CHUNK
-from twinpool.planner.autotune.words import Figures, Forecast, PastTraffic, Prediction, Split
+from twinpool.planner.autotune.words import Figures, Forecast, PastTraffic, Prediction, Sizes, Split
 from twinpool.planner.plan.bounds import bound
 from twinpool.planner.plan.experiments import Laboratory, Point, Setting, Simulate
 from twinpool.planner.plan.layouts import Fleet, Layout
 from twinpool.planner.plan.rates import grid_rate, interval_of, nearest_place
-from twinpool.planner.plan.traffic import Traffic, lengths_of, traffic_of
+from twinpool.planner.plan.traffic import Lengths, Traffic, lengths_of, traffic_of
 
 REPLICATIONS = 3
 CONFIDENCE = 0.9
@@ -60,11 +60,13 @@ def predict(
     aim: Aim,
     simulate: Simulate,
     *,
+    sizes: Sizes | None = None,
     replications: int = REPLICATIONS,
     most_requests: int = MOST_STRETCH,
     seed: int = 0,
 ) -> Prediction:
-    """Of the pools as they are, and of the best ones of as many workers. Same arguments, same result.
+    """Of the pools as they are, of the best ones of as many workers, and of others if `sizes` allows that. Same
+    arguments, same result.
 
     Stretches have `most_requests` at most. Where the present pools are the best, one of them does.
 
@@ -72,18 +74,34 @@ def predict(
         ConfigError: nothing can be said of such traffic; the message says why.
     """
     traffic = traffic_of(shapes_of(past, fleet.max_model_len), past.rate_per_s, "the last minutes")
-    return _Search(traffic, present, fleet, aim, simulate, replications, most_requests, seed).run()
+    return _Search(traffic, present, fleet, aim, simulate, sizes, replications, most_requests, seed).run()
+
+
+def other_size(size: int, capacity_per_s: float, rate_per_s: float, sizes: Sizes | None) -> int | None:
+    """How many workers are worth a look where `size` serve up to `capacity_per_s`: as many as would serve the traffic
+    with room if each did as much, twice as many at most; or one fewer if the rest would. None: no others may be."""
+    if sizes is None:
+        return None
+    wanted_per_s = rate_per_s * (1 + sizes.room)
+    if capacity_per_s >= wanted_per_s:
+        return (
+            size - 1 if size > sizes.fewest and capacity_per_s * (size - 1) / size >= wanted_per_s else None
+        )
+    enough = math.ceil(size * wanted_per_s / capacity_per_s) if capacity_per_s > 0 else size + 1
+    grown = min(max(enough, size + 1), 2 * size, sizes.most)
+    return grown if grown > size else None
 
 
 @dataclass(slots=True)
 class _Search:
-    """One prediction in the making. `rough` are highest rates by one stretch."""
+    """One prediction in the making. `rough` are highest rates by one stretch, `bounds` such as nothing can serve."""
 
     traffic: Traffic
     present: Split
     fleet: Fleet
     aim: Aim
     simulate: Simulate
+    sizes: Sizes | None
     replications: int
     most_requests: int
     seed: int
@@ -91,35 +109,45 @@ class _Search:
     bounds: dict[Layout, float] = field(default_factory=dict)
     lab: Laboratory = field(init=False)
     num_requests: int = field(init=False)
+    lengths: Lengths = field(init=False)
 
     def __post_init__(self) -> None:
         self.lab = Laboratory(self.simulate, self.aim.attainment, self.seed, 0)
         self.num_requests = max(LEAST_STRETCH, min(self.most_requests, len(self.traffic.shapes)))
-        lengths = lengths_of(self.traffic.shapes)
-        for layout in self.fleet.splits(sum(self.present)):
-            self.bounds[layout] = bound(self.fleet, layout, lengths, self.aim.slo).rate_per_s
+        self.lengths = lengths_of(self.traffic.shapes)
 
     def run(self) -> Prediction:
         """Ranks, then makes sure."""
         present = Layout(*self.present)
-        self._search(present)
-        for layout in sorted(self.bounds, key=lambda each: (-self.bounds[each], each))[:_MOST_TRIED]:
-            self._try(layout)
-        best = max(self.rough, key=lambda each: (self.rough[each], each == present))
-        if best == present:
-            stay, change = self._forecast(present, 1), None
-        else:
-            stay, change = (self._forecast(layout, self.replications) for layout in (present, best))
-        return Prediction(stay=stay, change=change, num_requests=self.lab.num_requests)
+        best = self._best(self.present.size, present)
+        size = other_size(self.present.size, self.rough[best], self.traffic.rate_per_s or 0.0, self.sizes)
+        resized = None if size is None else self._best(size)
+        replications = 1 if best == present and resized is None else self.replications
+        stay = self._forecast(present, replications)
+        change = None if best == present else self._forecast(best, replications)
+        resize = None if resized is None else self._forecast(resized, replications)
+        return Prediction(stay=stay, change=change, resize=resize, num_requests=self.lab.num_requests)
 
-    def _try(self, layout: Layout) -> None:
-        """Searches for its rate only if it may serve nearly what the best does."""
-        hurdle = _NEARLY * max(self.rough.values())
+    def _best(self, size: int, present: Layout | None = None) -> Layout:
+        """Of so many workers; `present` where another one is not better."""
+        layouts = list(self.fleet.splits(size))
+        for layout in layouts:
+            self.bounds[layout] = bound(self.fleet, layout, self.lengths, self.aim.slo).rate_per_s
+        tried = sorted(layouts, key=lambda each: (-self.bounds[each], each))[:_MOST_TRIED]
+        best = present or tried[0]
+        self._search(best)
+        for layout in tried:
+            if self._may_be_better(layout, best):
+                self._search(layout)
+                best = max(best, layout, key=lambda each: self.rough[each])
+        return best
+
+    def _may_be_better(self, layout: Layout, best: Layout) -> bool:
+        """Whether it serves nearly what the best one does: then its rate is worth a search."""
+        hurdle = _NEARLY * self.rough[best]
         if layout in self.rough or self.bounds[layout] <= hurdle:
-            return
-        if hurdle and not self._holds(layout, hurdle):
-            return
-        self._search(layout)
+            return False
+        return not hurdle or self._holds(layout, hurdle)
 
     def _holds(self, layout: Layout, rate: float) -> bool:
         seen = self.lab.seen(self._setting(layout), grid_rate(nearest_place(rate)), 0)

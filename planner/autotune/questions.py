@@ -7,13 +7,13 @@ import msgspec
 from twinpool.bench.serving.slo import Slo
 from twinpool.config import SchedulerConfig
 from twinpool.layout import KVLayout
-from twinpool.planner.autotune.words import PastTraffic, Prediction
+from twinpool.planner.autotune.words import PastTraffic, Prediction, Sizes
 from twinpool.planner.profile.saved import Profile
 
 
 class Question(msgspec.Struct, frozen=True, kw_only=True):
     """What is to be predicted, of workers of `profile`, whose KV travels by `transport` (None: as a server would have
-    it here). `seconds` is what it may take."""
+    it here). `sizes`: as in `predict`. `seconds` is what it may take."""
 
     profile: Profile
     transport: str | None
@@ -29,6 +29,7 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     traffic: PastTraffic
     prefill: int
     decode: int
+    sizes: Sizes | None
     seconds: float
 
 

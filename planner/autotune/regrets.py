@@ -8,8 +8,8 @@ from statistics import median
 
 from twinpool.planner.autotune.words import Figures
 
-KEPT = 200
-"""Recommendations whose errors make the medians, the latest."""
+KEPT, RECENT = 200, 20
+"""Recommendations whose errors make the medians, and the error that changes go by: the latest."""
 ATTAINMENT = "attainment"
 RELATIVE = ("ttft_p50_s", "ttft_p99_s", "itl_p99_s")
 
@@ -44,7 +44,8 @@ class Regrets:
                 found[name] = median(values)
         return found
 
-    def median_error(self) -> float | None:
-        """Of all times' relative errors together; None before the first."""
-        values = [each[name] for each in self._errors for name in RELATIVE if name in each]
+    def median_error(self, latest: int = KEPT) -> float | None:
+        """Of all times' relative errors together, of so many recommendations; None before the first."""
+        errors = list(self._errors)[-latest:]
+        values = [each[name] for each in errors for name in RELATIVE if name in each]
         return median(values) if values else None

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import traceback
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from twinpool.bench.serving.distributions import percentile
@@ -24,7 +27,7 @@ from twinpool.planner.autotune.core import AutotuneCore
 from twinpool.planner.autotune.questions import Answer, Question
 from twinpool.planner.autotune.regret_log import RegretLog
 from twinpool.planner.autotune.settings import AutotuneSettings
-from twinpool.planner.autotune.words import Event, Pools, Split
+from twinpool.planner.autotune.words import Event, Pools, Sizes, Split
 from twinpool.planner.profile.saved import Profile
 from twinpool.request import RequestState
 
@@ -71,16 +74,20 @@ class PoolTuner:
         self._server: TunedServer | None = None
         self._running: dict[str, _Progress] = {}
         self._predicting: asyncio.Task[None] | None = None
+        self._why_ended = ""
+        self._is_tuning = False
 
     # ── what the coordinator tells ──────────────────────────────────────────────────────────────────────────
 
     def arrived(self, submission: Submission, prefix: Sequence[int], now: float) -> None:
         """As `Tuner.arrived`."""
-        if self._core is None:
+        if not self._is_tuning:
             return
-        if len(self._running) < MOST_RUNNING:
-            self._running[submission.request_id] = _Progress()
-        self._feed(words.Arrived(submission.request_id, len(submission.prompt_token_ids), tuple(prefix)), now)
+        with self._until_a_bug():
+            if len(self._running) < MOST_RUNNING:
+                self._running[submission.request_id] = _Progress()
+            num_tokens = len(submission.prompt_token_ids)
+            self._feed(words.Arrived(submission.request_id, num_tokens, tuple(prefix)), now)
 
     def emitted(self, request_id: str, num_tokens: int, now: float) -> None:
         """As `Tuner.emitted`."""
@@ -98,16 +105,22 @@ class PoolTuner:
     def ended(self, ended: EndedRequest, now: float) -> None:
         """As `Tuner.ended`."""
         progress = self._running.pop(ended.request_id, None)
-        if self._core is not None:
-            self._feed(event_of(ended, progress), now)
+        if self._is_tuning:
+            with self._until_a_bug():
+                self._feed(event_of(ended, progress), now)
 
     # ── what it tells ───────────────────────────────────────────────────────────────────────────────────────
 
     def status(self) -> Mapping[str, Any]:
         """As `Tuner.status`."""
-        if self._core is None or self._server is None:
-            return {"mode": self._settings.mode.value, "why_nothing": "it has not begun"}
-        return self._core.status(self._server.now())
+        core, server, mode = self._core, self._server, self._settings.mode.value
+        if not self._why_ended:
+            if core is None or server is None:
+                return {"mode": mode, "why_nothing": "it has not begun"}
+            with self._until_a_bug():
+                return core.status(server.now())
+        told = f"it has ended by a bug in Twinpool ({self._why_ended}; the server's log has more); serving goes on"
+        return {"mode": mode, "ended": self._why_ended, "why_nothing": told}
 
     def counts(self) -> Mapping[TunerMetric, float]:
         """As `Tuner.counts`."""
@@ -124,29 +137,47 @@ class PoolTuner:
         """As `Tuner.median_errors`."""
         return {} if self._core is None else self._core.medians()
 
+    @property
+    def why_ended(self) -> str:
+        """As `Tuner.why_ended`: the exception and its place, without words that may be a client's."""
+        return self._why_ended
+
     # ── tuning ──────────────────────────────────────────────────────────────────────────────────────────────
 
     async def run(self, server: TunedServer) -> None:
         """As `Tuner.run`."""
         self._server = server
-        self._core = AutotuneCore(self._settings, server.now())
-        log.info("autotune: %s, for %s", self._settings.mode, self._settings.slo)
         try:
-            while True:
-                await asyncio.sleep(TICK_S)
-                self._feed(words.Tick(pools_of(server.pool_desk.pools())), server.now())
-                if self._log is not None:
-                    await self._log.flush()
+            with self._until_a_bug():
+                self._core = AutotuneCore(self._settings, server.now())
+                self._is_tuning = True
+                log.info("autotune: %s, for %s", self._settings.mode, self._settings.slo)
+                while self._is_tuning:
+                    await asyncio.sleep(TICK_S)
+                    self._feed(words.Tick(pools_of(server.pool_desk.pools())), server.now())
+                    if self._log is not None:
+                        await self._log.flush()
         finally:
-            self._core = None
+            self._is_tuning = False
             if self._predicting is not None:
                 self._predicting.cancel()
                 await asyncio.wait({self._predicting})
             if self._log is not None:
                 self._log.close()
 
+    @contextmanager
+    def _until_a_bug(self) -> Iterator[None]:
+        """What is raised within ends the tuning, and nothing else."""
+        try:
+            yield
+        except Exception as exc:
+            place = traceback.extract_tb(exc.__traceback__)[-1]
+            self._is_tuning = False
+            self._why_ended = f"{type(exc).__name__} at {Path(place.filename).name}:{place.lineno}"
+            log.exception("a bug in Twinpool: the pools are not tuned any more; serving goes on")
+
     def _feed(self, event: Event, now: float) -> None:
-        if self._core is None:
+        if self._core is None or not self._is_tuning:
             return
         for command in self._core.handle(event, now):
             match command:
@@ -169,11 +200,16 @@ class PoolTuner:
 
     async def _predict(self, command: words.Predict) -> None:
         assert self._server is not None
-        answer = await self._answer(self._server, command)
-        if answer.prediction is None:
-            self._feed(words.Unpredicted(command.ticket, answer.reason), self._server.now())
-        else:
-            self._feed(words.Predicted(command.ticket, answer.prediction), self._server.now())
+        with self._until_a_bug():
+            answer = await self._answer(self._server, command)
+            if answer.prediction is None:
+                self._feed(words.Unpredicted(command.ticket, answer.reason), self._server.now())
+            else:
+                self._feed(words.Predicted(command.ticket, answer.prediction), self._server.now())
+
+    def _sizes(self) -> Sizes | None:
+        bounds = self._settings.workers
+        return None if bounds is None else Sizes(*bounds, room=self._settings.hysteresis)
 
     async def _answer(self, server: TunedServer, command: words.Predict) -> Answer:
         if (terms := server.worker_terms()) is None:
@@ -193,6 +229,7 @@ class PoolTuner:
             traffic=command.traffic,
             prefill=command.present.prefill,
             decode=command.present.decode,
+            sizes=self._sizes(),
             seconds=max(LEAST_PREDICTION_S, 2 * self._settings.window_s),
         )
         try:

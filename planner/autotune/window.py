@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from twinpool.bench.serving.distributions import percentile
 from twinpool.bench.serving.slo import Slo
@@ -18,6 +19,26 @@ MOST_PREDICTED = 1024
 LEAST_REQUESTS, ENOUGH_REQUESTS = 20, 60
 """Of fewer than the one nothing is said; for as many as the other a window looks further back."""
 LOOK_BACK_WINDOWS = 5
+LIKE_WITHIN = 1.5
+"""Traffic whose rate or mean lengths differ by a larger factor is other traffic."""
+
+
+class Load(NamedTuple):
+    """Requests of some time, by their rate and their mean lengths in tokens."""
+
+    rate_per_s: float
+    mean_input: float
+    mean_output: float
+
+    def is_like(self, other: Load) -> bool:
+        """Whether what is predicted for the one says something of the other."""
+        return all(
+            max(mine, theirs) <= LIKE_WITHIN * min(mine, theirs)
+            for mine, theirs in zip(self, other, strict=True)
+        )
+
+
+NOTHING_CAME = Load(0.0, 0.0, 0.0)
 
 
 @dataclass(slots=True, eq=False)
@@ -111,9 +132,16 @@ class Window:
             found.append(arrival)
         return found[::-1]
 
-    def count(self, since: float, until: float) -> int:
-        """Requests that came then."""
-        return sum(since <= each.at < until for each in self._arrivals)
+    def load(self, since: float, until: float) -> Load:
+        """What came then."""
+        came = [each for each in self._arrivals if since <= each.at < until]
+        return Load(
+            rate_per_s=len(came) / (until - since),
+            mean_input=_mean([each.num_prompt_tokens for each in came]),
+            mean_output=_mean(
+                [each.num_output_tokens for each in came if each.num_output_tokens is not None]
+            ),
+        )
 
     def is_over(self, since: float, until: float) -> bool:
         """Whether none that came then runs any more."""

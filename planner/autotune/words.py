@@ -15,8 +15,22 @@ class Split(NamedTuple):
     prefill: int
     decode: int
 
+    @property
+    def size(self) -> int:
+        """All workers."""
+        return self.prefill + self.decode
+
     def __str__(self) -> str:
         return f"{self.prefill}P{self.decode}D"
+
+
+class Sizes(msgspec.Struct, frozen=True):
+    """How many workers there may be, of both roles together, and the `room` that they are to have, as a share of the
+    traffic."""
+
+    fewest: int
+    most: int
+    room: float
 
 
 class PastRequest(msgspec.Struct, frozen=True, array_like=True):
@@ -70,10 +84,13 @@ class Forecast(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Prediction(msgspec.Struct, frozen=True, kw_only=True):
-    """Of the pools as they are, and of the best ones of as many workers (None: these are the best)."""
+    """Of the pools as they are, and of the best ones of as many workers (None: these are the best). `resize` are the
+    best of more workers where as many have too little room, of one fewer where these have enough; None where neither is
+    so, or may be."""
 
     stay: Forecast
     change: Forecast | None
+    resize: Forecast | None = None
     num_requests: int
     """That were simulated for it."""
     took_s: float = 0.0
@@ -86,6 +103,8 @@ class Objective(StrEnum):
     """The pools cannot serve the traffic within the objectives: more requests would meet them."""
     HEADROOM = "headroom"
     """They can: there would be room for more traffic."""
+    COST = "cost"
+    """They can, and fewer workers can."""
 
 
 class Action(StrEnum):
@@ -98,7 +117,8 @@ class Action(StrEnum):
 
 class Recommendation(msgspec.Struct, frozen=True, kw_only=True, tag="recommendation", tag_field="kind"):
     """A line of the regret log. `gain` is what `change` has more of capacity than `stay`, as a share (None: `stay` has
-    none, or nothing is to be changed); `why` says why it was done, or not."""
+    none, or nothing is to be changed); `own_error` is the median error of recent predictions (None: not known yet);
+    `why` says why it was done, or not."""
 
     number: int
     num_requests: int
@@ -109,6 +129,7 @@ class Recommendation(msgspec.Struct, frozen=True, kw_only=True, tag="recommendat
     stay: Forecast
     change: Forecast | None
     gain: float | None
+    own_error: float | None
     action: Action
     why: str
 
@@ -121,12 +142,14 @@ class Recommendation(msgspec.Struct, frozen=True, kw_only=True, tag="recommendat
 class Measured(msgspec.Struct, frozen=True, kw_only=True, tag="measured", tag_field="kind"):
     """A line of the regret log: what came after recommendation `number`, in the window after it. `figures` are None
     where nothing can be said; `why` says so. `errors` are |predicted ÷ measured − 1| by figure; of the attainment it is
-    the difference."""
+    the difference. There are none where other traffic came than was predicted for."""
 
     number: int
     layout: str
     num_requests: int
     rate_per_s: float
+    mean_input: float
+    mean_output: float
     figures: Figures | None
     errors: dict[str, float]
     why: str = ""
@@ -214,8 +237,7 @@ Event = Arrived | Ended | Withdrawn | Tick | Predicted | Unpredicted | NotChange
 
 @dataclass(frozen=True, slots=True)
 class Predict:
-    """Predict the present pools and the best ones of as many workers for this traffic; Predicted or Unpredicted must
-    follow."""
+    """Predict the present pools and the best ones for this traffic; Predicted or Unpredicted must follow."""
 
     ticket: int
     traffic: PastTraffic

@@ -182,6 +182,8 @@ TUNER_METRIC_HELP: dict[TunerMetric, str] = {
     TunerMetric.UNPREDICTED: "Predictions that failed or took too long.",
     TunerMetric.NOT_LOGGED: "Lines of its log that were not written: the disk was full or too slow.",
 }
+TUNER_ENDED = "autotune_ended"
+TUNER_ENDED_HELP = "1 if live tuning has ended by a bug, which `reason` names; 0 while it runs."
 TUNER_ERROR = "autotune_median_error"
 TUNER_ERROR_HELP = (
     "Median of |predicted / measured - 1| by figure; of the attainment of |predicted - measured|."

@@ -11,6 +11,7 @@ from support.join_token import TEST_TOKEN
 
 from twinpool.config import CoordinatorConfig, GatewayConfig
 from twinpool.coordinator.site import _Site
+from twinpool.deploy.host import HostScaler
 from twinpool.engine.model_files import ResolvedModel
 from twinpool.engine.tokenizer import Tokenizer
 from twinpool.errors import TwinpoolError
@@ -34,7 +35,7 @@ async def test_a_timer_that_fails_ends_the_server_with_one_line(
     monkeypatch.setattr(timer, fail)
     monkeypatch.setattr(Tokenizer, "from_dir", lambda _: tiny_tokenizer())
     config = CoordinatorConfig(port=0, join_token=TEST_TOKEN)
-    site = _Site(config, GatewayConfig(), None, ResolvedModel(Path("nowhere"), MODEL), [], None)
+    site = _Site(config, GatewayConfig(), None, ResolvedModel(Path("nowhere"), MODEL), [], HostScaler, None)
     async with asyncio.timeout(20):
         with pytest.raises(TwinpoolError, match=promise) as ended:
             await site.run()

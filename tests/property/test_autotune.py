@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.tuned import COOL_DOWN_S, World, world
 
+from twinpool.planner.autotune.settings import WorkerBounds
 from twinpool.planner.autotune.words import Split
 
 HYSTERESIS = 0.1
@@ -39,6 +40,31 @@ def test_predictions_that_contradict_themselves_are_followed_ever_more_slowly(se
     assert_orderly(made)
     num_ways_back = 6  # after which cool-downs of 1 + 2 + 4 + … have taken the whole time
     assert len(made.changes) <= (size - 2) + num_ways_back
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    per_pair=st.floats(0.05, 3.0),
+    skew=st.floats(0.2, 5.0),
+    size=st.integers(2, 10),
+    noise=st.floats(0, 0.03),
+    seed=st.integers(0, 2**32),
+)
+def test_the_number_of_workers_settles_and_does_not_turn_round(
+    per_pair: float, skew: float, size: int, noise: float, seed: int
+) -> None:
+    """Of steady traffic, whatever a worker serves, and by predictions that are a little off."""
+    dice = Random(seed)
+    made = world(
+        lambda split: per_pair * min(split.prefill, skew * split.decode) * (1 + dice.uniform(-noise, noise)),
+        present=Split(1, size - 1),
+        workers=WorkerBounds(2, 12),
+    )
+    made.advance(40 * COOL_DOWN_S)
+    sizes = [size, *(split.size for _, split in made.changes)]
+    assert sizes in (sorted(sizes), sorted(sizes, reverse=True)), "it went back"
+    times = [at for at, _ in made.changes]
+    assert all(later - earlier >= COOL_DOWN_S for earlier, later in pairwise(times))
 
 
 def assert_orderly(made: World) -> None:

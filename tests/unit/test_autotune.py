@@ -8,7 +8,7 @@ from support.tuned import COOL_DOWN_S, SLO, WINDOW_S, World, forecast, world
 from twinpool.errors import ConfigError
 from twinpool.planner.autotune.caution import MOST_DOUBLINGS, Caution
 from twinpool.planner.autotune.regrets import Regrets, errors_of
-from twinpool.planner.autotune.settings import AutotuneSettings, Mode
+from twinpool.planner.autotune.settings import AutotuneSettings, Mode, WorkerBounds
 from twinpool.planner.autotune.window import ENOUGH_REQUESTS, LEAST_REQUESTS, PREFIX_CHUNK, Window
 from twinpool.planner.autotune.words import (
     Action,
@@ -154,6 +154,108 @@ def test_every_way_back_doubles_the_cool_down_and_quiet_undoes_it() -> None:
     now += 100 * caution.cool_down_s
     caution.changed(here, there, now)
     assert caution.cool_down_s == 10.0
+
+
+# ── its own error ───────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_gain_within_its_own_recent_error_changes_nothing_and_is_told_in_words() -> None:
+    """Half of all TTFTs are predicted to be twice as long as they are; later they are as predicted."""
+    praised = [0.0]
+    made = world(lambda split: 1 + praised[0] * (split == Split(3, 1)), served_ttft_s=0.1)
+    made.advance(5 * WINDOW_S)
+    assert made.core.status(made.now)["recent_error"] == pytest.approx(1.0)
+    praised[0] = 0.9
+    made.advance(2 * WINDOW_S)
+    assert not made.changes
+    last = recommendations(made)[-1]
+    assert last.own_error == pytest.approx(1.0)
+    assert last.why == "a gain of 90% is not above the hysteresis of 10% and its own recent error (100%)"
+    made.served_ttft_s = 0.2
+    made.advance(20 * WINDOW_S)
+    assert [split for _, split in made.changes] == [Split(3, 1)]
+    changed = next(line for line in recommendations(made) if line.action is Action.CHANGED)
+    assert changed.why == (
+        "the gain is above the hysteresis of 10% and its own recent error (50%), and the intervals do not overlap"
+    )
+
+
+def test_while_its_own_error_is_not_known_the_hysteresis_decides_and_the_log_says_so() -> None:
+    made = world(prompt_heavy)
+    made.advance(WINDOW_S)
+    assert recommendations(made)[0].own_error is None
+    assert "its own recent error (not known yet)" in recommendations(made)[0].why
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("prompt_tokens", 500), ("prompt_tokens", 190), ("period_s", 2)]
+)
+def test_a_prediction_for_other_traffic_than_came_is_no_error(field: str, value: int) -> None:
+    made = world(prompt_heavy, Mode.ADVISE, served_ttft_s=0.1)
+    made.advance(WINDOW_S / 2)
+    setattr(made, field, value)
+    made.advance(WINDOW_S + 2)
+    first = measured(made)[0]
+    assert (first.number, first.errors, first.why) == (1, {}, "other traffic came than was predicted for")
+    assert first.figures is not None
+    assert made.core.status(made.now)["median_error"] is None
+
+
+# ── how many workers ────────────────────────────────────────────────────────────────────────────────────────
+
+
+def even(split: Split) -> float:
+    """A pair of workers serves 0.3 requests/s."""
+    return 0.3 * min(split)
+
+
+def test_more_are_started_where_as_many_serve_too_little_and_ended_where_fewer_do() -> None:
+    """Of a request a second, then of one every four."""
+    made = world(even, workers=WorkerBounds(2, 8))
+    made.advance(10 * COOL_DOWN_S)
+    assert [split for _, split in made.changes] == [Split(4, 4)]
+    changed = next(line for line in recommendations(made) if line.action is Action.CHANGED)
+    assert changed.why == "as many workers serve 0.6 requests/s at most, and 1 come"
+    assert changed.objective is Objective.GOODPUT
+    made.period_s = 4
+    made.advance(30 * COOL_DOWN_S)
+    sizes = [split.size for _, split in made.changes]
+    assert sizes == [8, 7, 6, 5, 4], "one after the other, as long as the rest have enough room"
+    last = [line for line in recommendations(made) if line.action is Action.CHANGED][-1]
+    assert last.objective is Objective.COST
+    assert last.why == (
+        "fewer workers serve 120% of what comes: above it are twice the hysteresis of 10% and its own recent error (0%)"
+    )
+    assert any("(cost -20%): fewer workers serve 120%" in note for note in made.notes)
+
+
+@pytest.mark.parametrize(
+    ("bounds", "period_s", "size"),
+    [(WorkerBounds(2, 5), 1, 5), (WorkerBounds(4, 8), 10, 4), (WorkerBounds(3, 9), 10, 3)],
+)
+def test_bounds_hold(bounds: WorkerBounds, period_s: int, size: int) -> None:
+    made = world(lambda split: 0.15 * split.size, workers=bounds, period_s=period_s)
+    made.advance(60 * COOL_DOWN_S)
+    assert made.present.size == size
+
+
+def test_without_bounds_their_number_stays() -> None:
+    made = world(even)
+    made.advance(10 * COOL_DOWN_S)
+    assert not made.changes
+
+
+def test_more_workers_that_would_not_serve_more_are_not_started() -> None:
+    made = world(lambda _: 0.5, workers=WorkerBounds(2, 8))
+    made.advance(10 * COOL_DOWN_S)
+    assert not made.changes
+
+
+@pytest.mark.parametrize("text", ["", "3", "3:", "4:3", "1:3", "2:257", "a:b", "2:3:4", "-2:3"])
+def test_bounds_that_are_none_are_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"--autotune-workers is .*; allowed: MIN:MAX, like 3:8"):
+        WorkerBounds.parse(text)
+    assert WorkerBounds.parse("3:8") == WorkerBounds(3, 8)
 
 
 # ── the regret log ──────────────────────────────────────────────────────────────────────────────────────────

@@ -5,27 +5,44 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
+from support.coordinator_core import CoreDriver
 from support.made_profiles import made_profile
 from support.tuned import SLO, settings
 
+from twinpool.commands.pools import tuning_lines
 from twinpool.config import CoordinatorConfig, SchedulerConfig
+from twinpool.coordinator.exposition import Exposition
+from twinpool.coordinator.pool_desk import PoolDesk
+from twinpool.coordinator.registry import Registry
 from twinpool.coordinator.request_record import EndedRequest
+from twinpool.coordinator.tuning import WorkerTerms
 from twinpool.errors import ConfigError
 from twinpool.layout import Dtype, KVLayout
 from twinpool.metrics import TunerMetric
 from twinpool.planner.autotune import asking
+from twinpool.planner.autotune import tuner as tuner_module
 from twinpool.planner.autotune.asking import ask
+from twinpool.planner.autotune.core import AutotuneCore
 from twinpool.planner.autotune.questions import Question
 from twinpool.planner.autotune.regret_log import RegretLog
 from twinpool.planner.autotune.tuner import PoolTuner, _Progress, event_of, pools_of
-from twinpool.planner.autotune.words import Ended, Measured, PastTraffic, Pools, Split, Withdrawn
+from twinpool.planner.autotune.words import Ended, Measured, PastTraffic, Pools, Predict, Split, Withdrawn
 from twinpool.request import RequestState
 
 LINE = Measured(
-    number=1, layout="1P1D", num_requests=0, rate_per_s=0.0, figures=None, errors={}, why="nothing came"
+    number=1,
+    layout="1P1D",
+    num_requests=0,
+    rate_per_s=0.0,
+    mean_input=0.0,
+    mean_output=0.0,
+    figures=None,
+    errors={},
+    why="nothing came",
 )
 
 
@@ -92,6 +109,63 @@ def test_before_it_has_begun_it_hears_nothing_and_says_so() -> None:
     assert tuner.median_errors() == {}
 
 
+# ── a bug of its own ────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Site:
+    """A `TunedServer` whose pools are empty and whose clock stands still."""
+
+    def __init__(self) -> None:
+        self.pool_desk = PoolDesk(Registry(), lambda _: None, self.now)
+
+    def now(self) -> float:
+        return 0.0
+
+    def worker_terms(self) -> WorkerTerms | None:
+        return None
+
+
+async def test_a_bug_of_its_own_ends_it_and_nothing_else_and_is_told_everywhere(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whether it hears of a request, or time passes: who tells it must not suffer."""
+    monkeypatch.setattr(tuner_module, "TICK_S", 0.0)
+    tuner = PoolTuner(settings(), made_profile(), None, SchedulerConfig(), CoordinatorConfig(), None)
+    desk = PoolDesk(Registry(), lambda _: None, lambda: 0.0)
+    desk.tuner = tuner
+    exposition = Exposition(CoreDriver().core, Counter(), lambda: 0.0)
+    exposition.tuner = tuner
+    has_begun = asyncio.Event()
+    monkeypatch.setattr(AutotuneCore, "handle", lambda *_: has_begun.set() or [])
+    running = asyncio.create_task(tuner.run(Site()))
+    await has_begun.wait()
+    assert b'twinpool_autotune_ended{reason=""} 0.0' in exposition.text()
+    monkeypatch.setattr(AutotuneCore, "handle", lambda *_: [].pop())
+    tuner.ended(ended(RequestState.COMPLETED), 0.0)
+    tuner.ended(ended(RequestState.COMPLETED), 0.0)
+    await running
+    assert tuner.why_ended.startswith("IndexError at test_autotune_tuner.py:")
+    assert f'twinpool_autotune_ended{{reason="{tuner.why_ended}"}} 1.0'.encode() in exposition.text()
+    shown = desk.pools()["autotune"]
+    assert shown["ended"] == tuner.why_ended
+    assert tuning_lines(shown) == [
+        f"autotune act: it has ended by a bug in Twinpool ({tuner.why_ended}; the server's log has more); "
+        "serving goes on"
+    ]
+    assert caplog.text.count("the pools are not tuned any more") == 1
+
+
+async def test_a_bug_in_a_prediction_ends_it_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tuner_module, "TICK_S", 0.0)
+    monkeypatch.setattr(
+        AutotuneCore, "handle", lambda *_: [Predict(1, PastTraffic((), 1.0, 0.0, 0.0), Split(1, 1))]
+    )
+    monkeypatch.setattr(Site, "worker_terms", lambda _: {}["terms"])
+    tuner = PoolTuner(settings(), made_profile(), None, SchedulerConfig(), CoordinatorConfig(), None)
+    await tuner.run(Site())
+    assert tuner.why_ended.startswith("KeyError at")
+
+
 # ── the process that predicts ───────────────────────────────────────────────────────────────────────────────
 
 
@@ -99,7 +173,8 @@ def question(seconds: float = 30.0) -> Question:
     return Question(
         profile=made_profile(), transport=None, kv=KVLayout(2, 2, 8, 16, Dtype.BFLOAT16), num_blocks=100,
         max_model_len=1024, scheduler=SchedulerConfig(), max_queue_requests=10, max_queue_tokens=1000, max_wait_s=1.0,
-        slo=SLO, attainment=0.9, traffic=PastTraffic((), 1.0, 0.0, 0.0), prefill=1, decode=1, seconds=seconds,
+        slo=SLO, attainment=0.9, traffic=PastTraffic((), 1.0, 0.0, 0.0), prefill=1, decode=1,
+        sizes=None, seconds=seconds,
     )  # fmt: skip
 
 

@@ -226,7 +226,7 @@ def test_a_drained_worker_is_told_to_stop_and_not_started_again() -> None:
     driver = three()
     commands = driver.do(DrainWorker("t", "E", 1.0))
     assert agreed(commands) == (PoolChange(DRAIN, D, "E"),)
-    assert Retire("E") in commands
+    assert Retire("E", D) in commands
     assert driver.sent_to("E") == [Stop()]
     driver.say("E", Left("the coordinator said so"))
     assert driver.count(CoordinatorMetric.WORKERS_DRAINED, D) == 1
@@ -236,8 +236,8 @@ def test_a_drained_worker_is_told_to_stop_and_not_started_again() -> None:
 def test_a_worker_that_dies_while_it_is_drained_is_not_started_again() -> None:
     driver = three()
     leaver = generating(driver)
-    assert Retire(leaver) not in driver.do(DrainWorker("t", leaver, 60.0))
-    assert Retire(leaver) in driver.do(WorkerLost(leaver, driver.incarnations[leaver], "killed"))
+    assert Retire(leaver, D) not in driver.do(DrainWorker("t", leaver, 60.0))
+    assert Retire(leaver, D) in driver.do(WorkerLost(leaver, driver.incarnations[leaver], "killed"))
 
 
 # ── refusals ────────────────────────────────────────────────────────────────────────────────────────────────
@@ -295,7 +295,7 @@ def test_numbers_are_reached_by_roles_first_then_by_starts() -> None:
     assert agreed(driver.do(SetPools("t", 3, 1, 0.0, kept))) == ()
     commands = driver.do(SetPools("t", 2, None, 0.0, kept))
     assert agreed(commands) == (PoolChange(DRAIN, P, "prefill-1"),)
-    assert Retire("prefill-1") in commands
+    assert Retire("prefill-1", P) in commands
 
 
 def test_where_nobody_can_start_workers_nothing_is_begun() -> None:

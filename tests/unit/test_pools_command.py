@@ -10,7 +10,7 @@ from support.coordinator_core import CoreDriver, stats
 
 from twinpool.cli import main
 from twinpool.commands.admin_key import VARIABLE, admin_key_to_serve_with, given_admin_key
-from twinpool.commands.pools import cells_of, described, duration
+from twinpool.commands.pools import awaited, cells_of, described, duration
 from twinpool.config import Role
 from twinpool.coordinator.events import ChangeRole, DrainWorker
 from twinpool.coordinator.pool_status import pool_status
@@ -67,6 +67,19 @@ def test_what_does_not_reach_a_server_is_told(
     assert "no server answers at http://127.0.0.1:9" in capsys.readouterr().err
 
 
+class MadeScaler:
+    """One of its workers is still to come, one has failed."""
+
+    def workers(self) -> dict[str, Role]:
+        return {"P": Role.PREFILL, "decode-9": Role.DECODE}
+
+    def waits_for(self) -> str:
+        return "its process to load the model"
+
+    def failed(self) -> dict[str, str]:
+        return {"decode-8": "exit status 2"}
+
+
 def test_every_worker_is_a_line_of_the_table() -> None:
     driver = CoreDriver()
     driver.pair()
@@ -78,8 +91,7 @@ def test_every_worker_is_a_line_of_the_table() -> None:
     driver.say("D", Heartbeat(stats()))
     driver.do(ChangeRole("t", "D", Role.PREFILL, 60.0))
     driver.do(DrainWorker("t", "E", 0.0))
-    kept = {"P": Role.PREFILL, "decode-9": Role.DECODE}
-    status = pool_status(driver.core.registry, kept, {"decode-8": "exit status 2"}, driver.now)
+    status = pool_status(driver.core.registry, MadeScaler(), driver.now)
     assert status["pools"] == {"prefill": 1, "decode": 1, "colocated": 0}
     rows = {worker["worker"]: cells_of(worker) for worker in status["workers"]}
     assert rows["D"] == (
@@ -97,8 +109,16 @@ def test_every_worker_is_a_line_of_the_table() -> None:
     assert rows["P"][:6] == ("P", "prefill", "serves", "1m15s", "1", "")
     assert rows["P"][-1].count("loopback") == 3
     assert rows["decode-9"][:3] == ("decode-9", "decode", "starts")
-    assert rows["decode-8"][:3] == ("decode-8", "", "failed exit status 2")
+    assert rows["decode-8"][:3] == ("decode-8", "", "failed")
     assert len({len(row) for row in rows.values()}) == 1
+    assert awaited(status["workers"]) == [
+        "decode-8: failed: exit status 2",
+        "D waits for 1 attempts to end; in 60 s they are handed on",
+        "E waits for its process to let go",
+        "decode-9 waits for its process to load the model",
+        "`twinpool pools` shows how far it is",
+    ]
+    assert awaited([worker for worker in status["workers"] if worker["state"] == "serves"]) == []
 
 
 def test_changes_and_durations_in_words() -> None:
@@ -108,5 +128,5 @@ def test_changes_and_durations_in_words() -> None:
         {"change": "drain", "worker": "e", "role": "decode"},
         {"change": "start", "role": "decode"},
     ]
-    assert described(changes)[:3] == ["d becomes a prefill worker", "e is drained", "a decode worker starts"]
+    assert described(changes) == ["d becomes a prefill worker", "e is drained", "a decode worker starts"]
     assert [duration(s) for s in (9.4, 59.6, 75, 7380, 200000)] == ["9s", "1m00s", "1m15s", "2h03m", "2d07h"]

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 from twinpool.config import Role
 from twinpool.coordinator.launch import Launcher, WorkerSpec
-from twinpool.coordinator.scaler import HostScaler
+from twinpool.coordinator.scaler import Premises
+from twinpool.deploy.host import HostScaler
 
 P, D = Role.PREFILL, Role.DECODE
 SPECS = (
@@ -28,16 +29,21 @@ class Idle(Launcher):
 
 
 def scaler(launcher: Launcher, members: Sequence[str] = ()) -> HostScaler:
-    launcher.start(SPECS)
-    return HostScaler(launcher, SPECS, lambda: members, lambda: 40)
+    host = HostScaler(
+        Premises(launcher, SPECS, lambda: dict.fromkeys(members, D), lambda: 40, "tcp://nowhere", {})
+    )
+    host.begin()
+    return host
 
 
 async def test_one_more_is_like_the_others_with_a_name_and_a_pool_of_its_own() -> None:
     launcher = Idle()
     host = scaler(launcher, members=("decode-1", "decode-3"))
     assert host.workers() == {"prefill-0": P, "decode-0": D}
-    assert [host.start(D), host.start(D)] == ["decode-2", "decode-4"]
+    host.start(D)
+    host.start(D)
     first, second = launcher.kept()[2:]
+    assert [first.worker_id, second.worker_id] == ["decode-2", "decode-4"]
     assert (first.role, first.cores, first.threads) == (D, (), 1)
     # Devices in turn, and the pool of those that are there already.
     assert first.arguments == ("--model-dir=m", "--device=cuda:0", "--num-blocks=40")
@@ -48,12 +54,13 @@ async def test_one_more_is_like_the_others_with_a_name_and_a_pool_of_its_own() -
 async def test_one_that_comes_gets_the_place_of_one_that_has_gone() -> None:
     launcher = Idle()
     host = scaler(launcher)
-    host.stop("decode-0")
-    host.stop("decode-0")
-    host.stop("from-elsewhere")
+    host.stop("decode-0", D)
+    host.stop("decode-0", D)
+    host.stop("from-elsewhere", D)
     assert host.workers() == {"prefill-0": P}
-    assert host.start(P) == "prefill-1"
-    assert host.start(P) == "prefill-2"
+    host.start(P)
+    host.start(P)
+    assert host.workers().keys() == {"prefill-0", "prefill-1", "prefill-2"}
     cores = [spec.cores for spec in launcher.kept()]
     assert cores == [(0,), (1,), ()]
     await launcher.stop(0.0, told=())

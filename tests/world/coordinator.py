@@ -142,7 +142,7 @@ class CoordinatorProcess(Actor):
             case Reassign(worker_id, role):
                 if self._world.scenario.is_ours:
                     self._world.kept[worker_id] = role
-            case Retire(worker_id):
+            case Retire(worker_id, _):
                 if self._world.scenario.is_ours:
                     self._world.retire(worker_id)
             case Agree() | Decline():

@@ -42,6 +42,11 @@ def add_autotune_flags(parser: argparse.ArgumentParser) -> None:
     for flag, (name, unit, text) in _NUMBERS.items():
         group.add_argument(flag, dest=name, type=float, metavar=unit, help=text)
     group.add_argument(
+        "--autotune-workers",
+        metavar="MIN:MAX",
+        help="so many workers, of both roles together, may be started and drained to (default: their number stays)",
+    )
+    group.add_argument(
         "--autotune-log", metavar="FILE",
         help="a line of JSON for each recommendation, and one for what was then measured; a FILE of before is moved to "
         "FILE.1",
@@ -54,6 +59,7 @@ def tuner_to_serve_with(
     """What tunes the pools of `plan`; None if nothing is to. Raises ConfigError."""
     if args.autotune == _OFF:
         given = {"--profile": args.profile, "--slo": args.slo, "--autotune-log": args.autotune_log}
+        given["--autotune-workers"] = args.autotune_workers
         given |= {flag: getattr(args, name) for flag, (name, _, _) in _NUMBERS.items()}
         for flag, value in given.items():
             if value:
@@ -67,7 +73,7 @@ def tuner_to_serve_with(
         )
     from twinpool.bench.serving.slo import parse_slo
     from twinpool.planner.autotune.regret_log import RegretLog
-    from twinpool.planner.autotune.settings import AutotuneSettings, Mode
+    from twinpool.planner.autotune.settings import AutotuneSettings, Mode, WorkerBounds
     from twinpool.planner.autotune.tuner import PoolTuner
 
     slo = parse_slo(args.slo)
@@ -85,7 +91,8 @@ def tuner_to_serve_with(
         )
         if (value := getattr(args, flag)) is not None
     }
-    settings = AutotuneSettings(Mode(args.autotune), slo, **numbers)
+    workers = None if args.autotune_workers is None else WorkerBounds.parse(args.autotune_workers)
+    settings = AutotuneSettings(Mode(args.autotune), slo, workers=workers, **numbers)
     profile, transport = _profile(args)
     regret_log = None if args.autotune_log is None else RegretLog(args.autotune_log)
     return PoolTuner(settings, profile, transport, scheduler, config, regret_log)
@@ -103,10 +110,12 @@ def _check_pools(
             "--autotune act changes roles, and --hybrid workers keep theirs; say --autotune advise, or leave one out"
         )
     count = plan.prefill + plan.decode
-    if args.autotune == _ACT and count < _FEWEST_TO_ACT and config.control == CoordinatorConfig().control:
+    has_own_only = config.control == CoordinatorConfig().control and args.autotune_workers is None
+    if args.autotune == _ACT and count < _FEWEST_TO_ACT and has_own_only:
         raise ConfigError(
             f"--autotune act has nothing to change with {count} workers, one of each role: have {_FEWEST_TO_ACT} or "
-            "more (--prefill, --decode), let workers of other hosts join (--control), or say --autotune advise"
+            "more (--prefill, --decode), let it start some (--autotune-workers), let workers of other hosts join "
+            "(--control), or say --autotune advise"
         )
 
 

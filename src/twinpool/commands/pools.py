@@ -90,7 +90,7 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps(answer, indent=2))
         return 0
     if args.action is not None:
-        print("\n".join(described(answer["changes"])))
+        print("\n".join([*described(answer["changes"]), *awaited(answer["workers"])]))
     else:
         print_table(answer)
     return 0
@@ -105,9 +105,29 @@ def described(changes: Sequence[Mapping[str, str]]) -> list[str]:
     }
     if not changes:
         return ["nothing to do: the pools are, or will be, as wanted"]
-    return [words[change["change"]].format(**change) for change in changes] + [
-        "`twinpool pools` shows how far it is"
-    ]
+    return [words[change["change"]].format(**change) for change in changes]
+
+
+def awaited(workers: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What is not there yet, a line for each worker, and what for."""
+    found = []
+    for worker in workers:
+        name = worker["worker"]
+        match worker["state"]:
+            case "starts":
+                found.append(f"{name} waits for {worker['waits_for']}")
+            case "failed":
+                found.append(f"{name}: failed: {worker['reason']}")
+            case "serves":
+                pass
+            case _ if worker["attempts"]:
+                found.append(
+                    f"{name} waits for {worker['attempts']} attempts to end; in {worker['hands_on_in_s']:g} s they "
+                    "are handed on"
+                )
+            case _:
+                found.append(f"{name} waits for its process to let go")
+    return [*found, "`twinpool pools` shows how far it is"] if found else []
 
 
 def print_table(answer: Mapping[str, Any]) -> None:
@@ -122,7 +142,9 @@ def print_table(answer: Mapping[str, Any]) -> None:
         table.add_row(*cells_of(worker))
     console = Console(file=sys.stdout, width=None if sys.stdout.isatty() else _PLAIN_WIDTH)
     console.print(table)
-    console.print(answer["reason"] if answer["ready"] else f"not ready: {answer['reason']}")
+    absent = [worker for worker in answer["workers"] if "attempts" not in worker]
+    lines = [answer["reason"] if answer["ready"] else f"not ready: {answer['reason']}", *awaited(absent)[:-1]]
+    console.print("\n".join(lines), soft_wrap=True, markup=False, highlight=False)
     if "autotune" in answer:
         console.print(
             "\n".join(tuning_lines(answer["autotune"])), soft_wrap=True, markup=False, highlight=False
@@ -149,12 +171,7 @@ def cells_of(worker: Mapping[str, Any]) -> tuple[str, ...]:
     if "becomes" in worker:
         state = f"becomes {worker['becomes']}"
     if "attempts" not in worker:  # it has not joined
-        return (
-            worker["worker"],
-            worker.get("role", ""),
-            f"{state} {worker.get('reason', '')}".strip(),
-            *[""] * 6,
-        )
+        return (worker["worker"], worker.get("role", ""), state, *[""] * 6)
     blocks = worker["kv_blocks"]
     used, cached = (
         f"{blocks[name] / blocks['total']:.0%}" if name in blocks else "" for name in ("owned", "cached")

@@ -21,6 +21,7 @@ from twinpool.commands.foreign_flags import HINTS
 from twinpool.commands.gateway_flags import add_gateway_flags, gateway_config
 from twinpool.commands.join_token import add_join_token_flag, token_to_serve_with
 from twinpool.commands.record_flags import add_record_flags, record_config
+from twinpool.commands.scale_flags import add_scale_flags, scaler_to_serve_with
 from twinpool.config import CoordinatorConfig, EngineConfig, PoolPlan, is_device, require
 from twinpool.coordinator.launch import WorkerSpec, share_cores, usable_cores
 from twinpool.errors import ConfigError
@@ -94,6 +95,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="where they connect, like tcp://10.0.0.1:7000 (default: this host only)",
     )
     add_join_token_flag(joining)
+    add_scale_flags(parser)
     add_gateway_flags(parser)
     add_record_flags(parser)
     add_autotune_flags(parser)
@@ -134,7 +136,7 @@ def run(args: argparse.Namespace) -> int:
 
     FaultPlan.parse(transfer_config(args, "local").faults)
     tuner = tuner_to_serve_with(args, plan, config, scheduler_config(args))
-    return serve(config, gateway, args.model, worker_specs(args, plan), tuner)
+    return serve(config, gateway, args.model, worker_specs(args, plan), scaler_to_serve_with(args), tuner)
 
 
 def _check_context(model: str | None, max_model_len: int) -> None:
