@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import io
+import signal
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
 from support.made_profiles import made_profile
 
 from twinpool import cli
+from twinpool.errors import ConfigError
+from twinpool.planner.profile.saved import Profile
 from twinpool.planner.profile.words import model_table, residual_table
 
 
@@ -45,3 +50,52 @@ def test_tables_tell_times_beside_a_neighbour_transfers_overheads_and_residuals(
         "3.0%",
     ):
         assert words in shown
+
+
+@pytest.fixture
+def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where `twinpool profile` writes, whose model needs not be there."""
+    monkeypatch.setattr("twinpool.commands.dataset_flags.load_tokenizer", lambda _: None)
+    monkeypatch.setattr(
+        "twinpool.engine.model_files.resolve", lambda _: SimpleNamespace(path=tmp_path, name="made-up")
+    )
+    return tmp_path / "profile.json"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_sigterm_ends_it_as_ctrl_c_does_so_that_no_server_is_left(
+    number: signal.Signals, written: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended = []
+
+    def measured(*_: object) -> Profile:
+        try:
+            signal.raise_signal(number)
+        except KeyboardInterrupt:
+            ended.append("the server")
+            raise
+        return made_profile()
+
+    monkeypatch.setattr("twinpool.planner.profile.measure.measure", measured)
+    before = signal.signal(number, lambda *_: None)
+    try:
+        assert cli.main(["profile", "--output", str(written)]) == 130
+    finally:
+        signal.signal(number, before)
+    assert ended == ["the server"]
+    assert not written.exists()
+
+
+def test_what_was_measured_is_shown_even_where_it_cannot_be_written(
+    written: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("twinpool.planner.profile.measure.measure", lambda *_: made_profile())
+
+    def full(*_: object) -> None:
+        raise ConfigError("--output cannot be written: No space left on device")
+
+    monkeypatch.setattr("twinpool.planner.profile.saved.save_profile", full)
+    assert cli.main(["profile", "--output", str(written)]) == 2
+    shown = capsys.readouterr()
+    assert "made-up in bfloat16" in shown.out
+    assert "No space left on device" in shown.err

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from twinpool.commands.comparing import ends_like_ctrl_c
 from twinpool.commands.cuda_here import check_devices, why_no_cuda
 from twinpool.config import EngineConfig, require
 from twinpool.coordinator.launch import usable_cores
@@ -30,7 +31,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "neighbour, transfers of KV, and what a server adds; fits a latency model and writes both to a file. "
         "Nothing else should run meanwhile.",
         epilog="Exit status: 0; 2 a setting is wrong; 3 the fit is far off somewhere, which is told and in the file; "
-        "1 a part failed; 130 Ctrl-C (nothing is written).",
+        "1 a part failed; 130 Ctrl-C or SIGTERM (nothing is written).",
     )
     parser.add_argument(
         "model",
@@ -82,15 +83,16 @@ def run(args: argparse.Namespace) -> int:
     from twinpool.planner.profile.saved import save_profile
 
     model = resolve(args.model)
-    profile = measure(
-        ProfileSettings(
-            directory=model.path, model=model.name, asked=args.model, tokenizer=load_tokenizer(args.model),
-            dtype=args.dtype, weights=args.weights, device=device, threads=threads, is_quick=args.quick,
-        ),
-        _said,
+    settings = ProfileSettings(
+        directory=model.path, model=model.name, asked=args.model, tokenizer=load_tokenizer(args.model),
+        dtype=args.dtype, weights=args.weights, device=device, threads=threads, is_quick=args.quick,
     )  # fmt: skip
-    save_profile(profile, path)
-    _show(profile)
+    with ends_like_ctrl_c():
+        profile = measure(settings, _said)
+    try:
+        save_profile(profile, path)
+    finally:  # a full disk does not make minutes of measuring worthless
+        _show(profile)
     print(f"written: {path}; use it as --profile {path}")
     return EXIT_FAR_OFF if far_off(profile.residuals) else EXIT_GOOD
 
