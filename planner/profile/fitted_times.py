@@ -72,6 +72,7 @@ class FittedTimes:
         return taken_s + num_busy * (
             slow.memory * memory_s
             + slow.arithmetic * arithmetic_s
+            + served.busy_step_s
             + served.busy_sequence_s * shape.num_sequences
         )
 

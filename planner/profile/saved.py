@@ -44,11 +44,12 @@ class SlowDown(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class ServedSteps(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a step takes longer in a server than in the engine alone: `step_s` from one step to the next, and for each
-    sequence `sequence_s`, as its token's delivery uses the same cores; while other workers compute, too,
-    `busy_sequence_s` more for each of them."""
+    sequence `sequence_s`, as the delivery of its tokens uses the same cores; while other workers compute, too,
+    `busy_step_s` and `busy_sequence_s` more for each of them."""
 
     step_s: float = 0.0
     sequence_s: float = 0.0
+    busy_step_s: float = 0.0
     busy_sequence_s: float = 0.0
 
 

@@ -50,9 +50,9 @@ FULL, QUICK = Sizes(10, (1, 8, 32)), Sizes(5, (1, 8))
 
 
 @dataclass(frozen=True, slots=True)
-class Streamed:
-    """Streams that began together: `steps` of the worker that decodes took `step_s` together, by its own clock;
-    `others_cpu_s` of CPU were used meanwhile by all but the workers."""
+class Loaded:
+    """One load: `steps` of the worker that decodes took `step_s` together, by its own clock; `others_cpu_s` of CPU were
+    used meanwhile by all but the workers."""
 
     run: Run
     steps: float
@@ -62,13 +62,11 @@ class Streamed:
 
 @dataclass(frozen=True, slots=True)
 class ServedRuns:
-    """What was sent and what came of it. `streams` by their number. A short request took `request_cpu_s` of CPU of all
-    but the workers."""
+    """What was sent and what came of it. `streams`, each of which began together, are by their number."""
 
-    short: Run
-    long: Run
-    streams: dict[int, Streamed]
-    request_cpu_s: float
+    short: Loaded
+    long: Loaded
+    streams: dict[int, Loaded]
 
 
 def prompts_as(tokenizer: tokenizers.Tokenizer) -> PromptAs:
@@ -113,30 +111,27 @@ def run_loads(
 
     with Stand(Hardware(common, KV_TOKENS, block_size), folder) as stand:
 
-        def load(requests: Sequence[PlannedRequest], slot: str) -> tuple[Run, float]:
+        def load(requests: Sequence[PlannedRequest], slot: str) -> Loaded:
             say(f"through a server ({arm.name}): {slot}")
-            before_s = stand.coordinator_cpu_s(arm)
+            before, before_s = stand.counts(arm), stand.coordinator_cpu_s(arm)
             run = _checked(stand.load(arm, requests, slot.replace(" ", "-")).run)
+            coordinator_s = stand.coordinator_cpu_s(arm) - before_s
             senders_s = sum(sender.cpu_share for sender in run.senders) * run.duration_s
-            return run, stand.coordinator_cpu_s(arm) - before_s + senders_s
-
-        def stream(count: int) -> Streamed:
-            before = stand.counts(arm)
-            run, cpu_s = load(burst(count, STREAM_OUTPUT, 10 + count), f"{count} streams")
             after = stand.counts(arm)
             steps, step_s = (
                 after.total(name, role=role) - before.total(name, role=role)
                 for name in ("steps_total", "step_seconds_total")
             )
-            return Streamed(run, steps, step_s, cpu_s)
+            return Loaded(run, steps, step_s, coordinator_s + senders_s)
 
         load(burst(2, 4, 1), "a first load that does not count")
-        (short, cpu_s), (long_run, _) = (
-            load(alone(SHORT_PROMPT, 2), "short prompts"),
-            load(alone(long, 3), "long prompts"),
-        )
-        streams = {count: stream(count) for count in sizes.streams}
-        return ServedRuns(short, long_run, streams, cpu_s / sizes.singles)
+        short = load(alone(SHORT_PROMPT, 2), "short prompts")
+        long_prompts = load(alone(long, 3), "long prompts")
+        streams = {
+            count: load(burst(count, STREAM_OUTPUT, 10 + count), f"{count} streams")
+            for count in sizes.streams
+        }
+        return ServedRuns(short, long_prompts, streams)
 
 
 def _checked(run: Run) -> Run:
@@ -172,7 +167,7 @@ def served_of(runs: ServedRuns, last_layer_s: Callable[[int], float] | None, *, 
         return samples[-1].seconds
 
     steps = _steps(runs, middle, shares_cores=shares_cores)
-    short, long = list(runs.short.requests), list(runs.long.requests)
+    short, long = list(runs.short.run.requests), list(runs.long.run.requests)
     short_front_s = middle("before the queue, short prompt", [_front_s(record) for record in short])
     long_front_s = middle("before the queue, long prompt", [_front_s(record) for record in long])
     more_tokens = long[0].input_tokens - short[0].input_tokens
@@ -201,24 +196,38 @@ def _steps(
     runs: ServedRuns, middle: Callable[[str, Sequence[float]], float], *, shares_cores: bool
 ) -> ServedSteps:
     """From one step to the next and for each stream, as a line through the streams' numbers; and what delivering a
-    token takes of the cores."""
+    step's tokens takes of the cores."""
     between = {
         count: middle(f"between two steps of {count} streams", [_between_s(each)])
         for count, each in runs.streams.items()
     }
     columns = np.array([[1.0, float(count)] for count in between])
     step_s, sequence_s = nnls(columns, np.array([max(0.0, seconds) for seconds in between.values()])).tolist()
-    most = runs.streams[max(runs.streams)]
-    num_tokens = sum(record.output_tokens for record in most.run.requests)
-    tokens_cpu_s = max(0.0, most.others_cpu_s - runs.request_cpu_s * len(most.run.requests))
-    token_cpu_s = middle("CPU of coordinator and load generator for a token", [tokens_cpu_s / num_tokens])
+    step_cpu_s, token_cpu_s = _delivery_cpu_s(runs)
+    middle("CPU of coordinator and load generator for a step", [step_cpu_s])
+    middle("CPU of coordinator and load generator for a token", [token_cpu_s])
     if shares_cores:
-        return ServedSteps(step_s, sequence_s + token_cpu_s, 0.0)
+        return ServedSteps(step_s + step_cpu_s, sequence_s + token_cpu_s)
     # While a neighbour computes, too, half of that work falls to each of the two.
-    return ServedSteps(step_s, sequence_s, token_cpu_s / 2)
+    return ServedSteps(step_s, sequence_s, step_cpu_s / 2, token_cpu_s / 2)
 
 
-def _between_s(streamed: Streamed) -> float:
+def _delivery_cpu_s(runs: ServedRuns) -> tuple[float, float]:
+    """What a step's message takes of the cores and what each token in it takes more, apart from what requests take: all
+    loads' CPU as a sum of the three. Each load counts by its relative error."""
+    loads = [each for each in (runs.short, runs.long, *runs.streams.values()) if each.others_cpu_s > 0]
+    if not loads:
+        return 0.0, 0.0
+    counts = [
+        (len(each.run.requests), each.steps, sum(record.output_tokens for record in each.run.requests))
+        for each in loads
+    ]
+    seconds = np.array([each.others_cpu_s for each in loads])
+    _, step_s, token_s = nnls(np.array(counts, float) / seconds[:, None], np.ones(len(loads))).tolist()
+    return step_s, token_s
+
+
+def _between_s(streamed: Loaded) -> float:
     """What passes from one step to the next on average: the time from the first step's end to the last one's, less what
     as many steps took."""
     records = streamed.run.requests

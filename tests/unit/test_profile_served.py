@@ -16,9 +16,9 @@ from twinpool.bench.serving.record import (
     Stage,
     TokenCount,
 )
-from twinpool.planner.profile.served import ServedRuns, Streamed, served_of
+from twinpool.planner.profile.served import Loaded, ServedRuns, served_of
 
-BETWEEN_S, SEQUENCE_S, TOKEN_CPU_S = 1e-4, 2e-5, 9e-5
+BETWEEN_S, SEQUENCE_S, STEP_CPU_S, TOKEN_CPU_S = 1e-4, 2e-5, 6e-4, 9e-5
 REQUEST_S, TOKEN_S, CONTROL_S, DELIVER_S, HANDOFF_S, LAST_LAYER_S = 2e-3, 1e-6, 3e-4, 2e-4, 1e-3, 4e-4
 PREFILL_S, DECODE_STEP_S, REQUEST_CPU_S = 0.05, 0.03, 5e-3
 
@@ -50,13 +50,19 @@ def single(index: int, prompt: int, *, is_split: bool = True) -> RequestRecord:
     return record(index, prompt, [Chunk(first_s, 1), Chunk(first_s + 0.05, 1)], stages, beside)
 
 
-def singles(*, is_split: bool = True) -> tuple[Run, Run]:
+def loaded(records: Sequence[RequestRecord], steps: int) -> Loaded:
+    num_tokens = sum(each.output_tokens for each in records)
+    cpu_s = REQUEST_CPU_S * len(records) + STEP_CPU_S * steps + TOKEN_CPU_S * num_tokens
+    return Loaded(run_of(records), steps, steps * DECODE_STEP_S, cpu_s)
+
+
+def singles(*, is_split: bool = True) -> tuple[Loaded, Loaded]:
     """Short and long ones."""
     short, long = ([single(n, prompt, is_split=is_split) for n in range(5)] for prompt in (32, 512))
-    return run_of(short), run_of(long)
+    return loaded(short, 5), loaded(long, 5)
 
 
-def streams(count: int, *, is_split: bool = True, between_s: float = BETWEEN_S) -> Streamed:
+def streams(count: int, *, is_split: bool = True, between_s: float = BETWEEN_S) -> Loaded:
     """So many streams, all of whose tokens come at once."""
     num_tokens, every_s = 40, DECODE_STEP_S + between_s + SEQUENCE_S * count
     skipped = int(is_split)
@@ -65,17 +71,15 @@ def streams(count: int, *, is_split: bool = True, between_s: float = BETWEEN_S) 
         *(Chunk(1.0 + n * every_s, 1) for n in range(num_tokens - skipped)),
     ]
     beside = [Stage("transfer", 0.0, 0.4)] if is_split else []
-    steps = num_tokens - skipped
-    run = run_of([record(index, 8, chunks, [], beside) for index in range(count)])
-    return Streamed(
-        run, steps, steps * DECODE_STEP_S, TOKEN_CPU_S * num_tokens * count + REQUEST_CPU_S * count
-    )
+    return loaded([record(index, 8, chunks, [], beside) for index in range(count)], num_tokens - skipped)
 
 
 def test_overheads_are_told_apart() -> None:
-    runs = ServedRuns(*singles(), {count: streams(count) for count in (1, 4, 16)}, REQUEST_CPU_S)
+    runs = ServedRuns(*singles(), {count: streams(count) for count in (1, 4, 16)})
     found = served_of(runs, lambda _: LAST_LAYER_S, shares_cores=False)
-    assert msgspec.structs.astuple(found.steps) == pytest.approx((BETWEEN_S, SEQUENCE_S, TOKEN_CPU_S / 2))
+    assert msgspec.structs.astuple(found.steps) == pytest.approx(
+        (BETWEEN_S, SEQUENCE_S, STEP_CPU_S / 2, TOKEN_CPU_S / 2)
+    )
     over = found.overheads
     assert over.request_s == pytest.approx(REQUEST_S)
     assert over.prompt_token_s == pytest.approx(TOKEN_S)
@@ -86,16 +90,16 @@ def test_overheads_are_told_apart() -> None:
 
 
 def test_a_worker_on_all_cores_is_delayed_by_what_delivers_its_tokens_and_hands_nothing_over() -> None:
-    runs = ServedRuns(
-        *singles(is_split=False), {count: streams(count, is_split=False) for count in (1, 8)}, REQUEST_CPU_S
-    )
+    runs = ServedRuns(*singles(is_split=False), {count: streams(count, is_split=False) for count in (1, 8)})
     found = served_of(runs, None, shares_cores=True)
     assert found.overheads.handoff_s == 0
-    assert msgspec.structs.astuple(found.steps) == pytest.approx((BETWEEN_S, SEQUENCE_S + TOKEN_CPU_S, 0.0))
+    assert msgspec.structs.astuple(found.steps) == pytest.approx(
+        (BETWEEN_S + STEP_CPU_S, SEQUENCE_S + TOKEN_CPU_S, 0.0, 0.0)
+    )
 
 
 def test_steps_between_which_nothing_passes_add_nothing() -> None:
     """Clocks and noise can make it less than nothing; no overhead is negative for that."""
-    runs = ServedRuns(*singles(), {4: streams(4, between_s=-0.01)}, REQUEST_CPU_S)
+    runs = ServedRuns(*singles(), {4: streams(4, between_s=-0.01)})
     found = served_of(runs, lambda _: LAST_LAYER_S, shares_cores=False)
     assert (found.steps.step_s, found.steps.sequence_s) == (0.0, 0.0)
