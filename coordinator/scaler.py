@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from twinpool.config import Role
 from twinpool.coordinator.launch import Launcher, WorkerSpec
@@ -53,18 +53,25 @@ class Scaler(Protocol):
         ...
 
 
+class Member(NamedTuple):
+    """A worker that has joined. One that `is_leaving` is being drained."""
+
+    role: Role
+    is_leaving: bool = False
+
+
 @dataclass(frozen=True, slots=True)
 class Premises:
     """What a scaler may know of the server that it keeps workers for.
 
-    `launcher` starts processes on this host, `specs` are the workers of the start. `members()` are the workers that
-    have joined, from wherever, and their roles; the smallest of their KV pools has `num_blocks()` (None: there is none
-    yet). Workers connect to `endpoint`, with `secrets` in their environment.
+    `launcher` starts processes on this host, `specs` are the workers of the start. `members()` are those that have
+    joined, from wherever, by id; the smallest of their KV pools has `num_blocks()` (None: there is none yet). Workers
+    connect to `endpoint`, with `secrets` in their environment.
     """
 
     launcher: Launcher
     specs: Sequence[WorkerSpec]
-    members: Callable[[], Mapping[str, Role]]
+    members: Callable[[], Mapping[str, Member]]
     num_blocks: Callable[[], int | None]
     endpoint: str
     secrets: Mapping[str, str]

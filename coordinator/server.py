@@ -42,6 +42,7 @@ from twinpool.coordinator.events import (
 from twinpool.coordinator.exposition import Exposition
 from twinpool.coordinator.pool_desk import PoolDesk
 from twinpool.coordinator.record_file import RequestRecorder, start_recorder
+from twinpool.coordinator.scaler import Member
 from twinpool.coordinator.service import Output, RequestFacts, Submission, Take
 from twinpool.coordinator.state import CoordinatorCore
 from twinpool.coordinator.streams import OutputStream
@@ -171,9 +172,14 @@ class Coordinator:
         """The ids of the workers that have joined."""
         return frozenset(worker.worker_id for worker in self._core.registry)
 
-    def roles(self) -> Mapping[str, Role]:
-        """Theirs, by id."""
-        return {worker.worker_id: worker.role for worker in self._core.registry}
+    def membership(self) -> Mapping[str, Member]:
+        """The same, and what a scaler is to know of them."""
+        return {
+            worker.worker_id: Member(
+                worker.role, worker.departure is not None and worker.departure.role is None
+            )
+            for worker in self._core.registry
+        }
 
     def least_num_blocks(self) -> int | None:
         """The size of the smallest KV pool of a worker that has joined; None before the first has."""

@@ -125,7 +125,7 @@ class _Site:
                 Premises(
                     launcher,
                     self._workers,
-                    coordinator.roles,
+                    coordinator.membership,
                     coordinator.least_num_blocks,
                     endpoint,
                     secrets,

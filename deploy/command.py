@@ -23,6 +23,8 @@ from twinpool.errors import ConfigError
 EXAMPLE = "kubectl scale deployment twinpool-{role} --replicas={count}"
 TIMEOUT_S = 60.0
 MOST_TIMEOUT_S = 3600.0
+FAILURE_SHOWN_S = 600.0
+"""So long a failure is shown, and live tuning waits."""
 _FIELDS = ("role", "count", "gone")
 _MOST_QUOTED = 300
 """Bytes of what a command wrote to stderr, the last ones."""
@@ -91,7 +93,7 @@ class CommandScaler:
         self._premises = premises
         self._clock = clock or MonotonicClock()
         self._counts = Counts()
-        self._failures: dict[Role, str] = {}
+        self._failures: dict[Role, tuple[float, str]] = {}
         self._since = 0.0
         """When the order under way began, or the last one ended."""
         self._task: asyncio.Task[None] | None = None
@@ -104,18 +106,21 @@ class CommandScaler:
     def workers(self) -> Mapping[str, Role]:
         """As `Scaler.workers`; those that have not joined are named by number."""
         members = self._premises.members()
-        return {**members, **self._counts.awaited(members)}
+        return {name: member.role for name, member in members.items()} | self._counts.awaited(members)
 
     def waits_for(self) -> str:
         """As `Scaler.waits_for`."""
         seconds = self._clock.now() - self._since
         if (order := self._counts.order) is not None:
             return f"the scale command to end ({order.role} {order.count}, {seconds:.0f} s so far)"
+        if self._task is not None and not self._task.done():
+            return "the scale command to begin"
         return f"a worker to join; the scale command has ended {seconds:.0f} s ago"
 
     def failed(self) -> Mapping[str, str]:
-        """As `Scaler.failed`: by role what the command said last, until it is run for that role again."""
-        return {f"{role} workers": reason for role, reason in self._failures.items()}
+        """As `Scaler.failed`: by role what the command said last, for a while, or until it is run for it again."""
+        oldest = self._clock.now() - FAILURE_SHOWN_S
+        return {f"{role} workers": reason for role, (at, reason) in self._failures.items() if at >= oldest}
 
     def why_no_start(self) -> str:
         """As `Scaler.why_no_start`."""
@@ -124,7 +129,7 @@ class CommandScaler:
 
     def start(self, role: Role) -> None:
         """As `Scaler.start`."""
-        self._counts.start(role)
+        self._counts.start(role, self._premises.members())
         self._tell()
 
     def stop(self, worker_id: str, role: Role) -> None:
@@ -159,7 +164,7 @@ class CommandScaler:
                 self._counts.done()
                 continue
             self._counts.failed()
-            self._failures[order.role] = f"not {order.count} of them: {reason}"
+            self._failures[order.role] = (self._since, f"not {order.count} of them: {reason}")
             log.error("%s workers are not scaled to %d: %s", order.role, order.count, reason)
 
     async def _run(self, order: Order) -> str:

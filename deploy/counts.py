@@ -13,6 +13,7 @@ from itertools import count
 
 from twinpool.config import Role
 from twinpool.coordinator.registry import OTHER_ROLE
+from twinpool.coordinator.scaler import Member
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +27,8 @@ class Order:
 
 
 class Counts:
-    """What is wanted of the tool, and what it was told."""
+    """What is wanted of the tool, and what it was told. `members` are the workers that have joined; all count as the
+    tool's, which would end some that serve if it were told of fewer than there are."""
 
     def __init__(self) -> None:
         self._wanted: dict[Role, int] = {}
@@ -41,31 +43,42 @@ class Counts:
     def begin(self, roles: Iterable[Role]) -> None:
         """A worker is wanted for each of `roles`."""
         for role in roles:
-            self.start(role)
+            self.start(role, {})
 
-    def start(self, role: Role) -> None:
+    def start(self, role: Role, members: Mapping[str, Member]) -> None:
         """One more."""
-        self._wanted[role] = self._wanted.get(role, 0) + 1
+        self._wanted[role] = max(self._wanted.get(role, 0), self._joined(members)[role]) + 1
 
-    def stop(self, worker_id: str, role: Role, members: Mapping[str, Role]) -> None:
+    def stop(self, worker_id: str, role: Role, members: Mapping[str, Member]) -> None:
         """One less: this one, which has this role now, or one that is awaited."""
-        started_as = self._started_as.pop(worker_id, role)
-        if worker_id not in self.awaited(members):
+        others = {name: member for name, member in members.items() if name != worker_id}
+        is_awaited = worker_id in self.awaited(members)
+        started_as = self._started_as.get(worker_id, role)
+        self._wanted[started_as] = max(self._wanted.get(started_as, 0) - 1, self._joined(others)[started_as])
+        if not is_awaited:
             self._gone[worker_id] = started_as
-        self._wanted[started_as] = max(0, self._wanted.get(started_as, 0) - 1)
+            self._started_as.pop(worker_id, None)
 
     def assign(self, worker_id: str, role: Role) -> None:
         """That worker becomes `role`, or stays it after all; the tool knows nothing of it."""
         self._started_as.setdefault(worker_id, OTHER_ROLE[role])
 
-    def awaited(self, members: Mapping[str, Role]) -> dict[str, Role]:
-        """Workers that are wanted and not among `members`, who have joined; by a name that none of these has."""
-        joined = Counter(self._started_as.get(name, role) for name, role in members.items())
+    def awaited(self, members: Mapping[str, Member]) -> dict[str, Role]:
+        """Workers that are wanted and have not joined, by a name that none has that has."""
+        joined = self._joined(members)
         found: dict[str, Role] = {}
         for role, wanted in self._wanted.items():
             names = (name for i in count(1) if (name := f"{role}-awaited-{i}") not in members)
             found |= {next(names): role for _ in range(wanted - joined[role])}
         return found
+
+    def _joined(self, members: Mapping[str, Member]) -> Counter[Role]:
+        """Who stays, by the role that they were started as."""
+        return Counter(
+            self._started_as.get(name, member.role)
+            for name, member in members.items()
+            if not member.is_leaving
+        )
 
     def num_wanted(self) -> int:
         """Of all roles."""

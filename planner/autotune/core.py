@@ -311,8 +311,8 @@ class AutotuneCore:
     def _waits_for(self, now: float) -> str:
         if self._pools is not None and self._pools.unsettled:
             return f"it waits until the pools are settled: {self._pools.unsettled}"
-        if self._latest is None and self._asked is None and self._window.traffic(now) is None:
-            return f"it waits for traffic: {LEAST_REQUESTS} requests, with an answer among them"
+        if self._asked is None and self._window.traffic(now) is None:
+            return f"it waits for traffic: {LEAST_REQUESTS} requests, of which the last came within the window"
         return ""
 
     @property

@@ -94,8 +94,11 @@ class Window:
             arrival.num_output_tokens = max(1, event.num_output_tokens)
 
     def traffic(self, now: float) -> PastTraffic | None:
-        """What came in the last window, or further back where that is little; None of too little, or while no answer is
-        known. Answers that are not complete get the lengths of others that are, in turn."""
+        """What came in the last window, or further back where that is little; None of too little, of nothing in the last
+        window, or while no answer is known. Answers that are not complete get the lengths of others that are, in turn.
+        """
+        if not self._arrivals or now - self._arrivals[-1].at >= self._window_s:
+            return None
         found = self._lately(now)
         lengths = [each.num_output_tokens for each in self._arrivals if each.num_output_tokens is not None]
         if len(found) < LEAST_REQUESTS or not lengths:

@@ -16,17 +16,23 @@ from support.server import wait_for
 
 from twinpool.config import Role
 from twinpool.coordinator.launch import Launcher, WorkerSpec
-from twinpool.coordinator.scaler import Premises
+from twinpool.coordinator.scaler import Member, Premises
 from twinpool.deploy.command import CommandScaler, ScaleCommand
 from twinpool.deploy.counts import Counts, Order
 from twinpool.errors import ConfigError
 
 P, D = Role.PREFILL, Role.DECODE
+LEAVING = Member(D, is_leaving=True)
 FLAGS = ("--model-dir=/models/a b", "--workers-on-host=3", "--device=cuda:0", "--block-size=8")
 SPECS = tuple(WorkerSpec(f"{role}-{i}", role, (), 1, FLAGS) for role, i in ((P, 0), (D, 0), (D, 1)))
 
 
 # ── counting ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def here(**roles: Role) -> dict[str, Member]:
+    """Workers that have joined and stay."""
+    return {name: Member(role) for name, role in roles.items()}
 
 
 def counts(*roles: Role) -> Counts:
@@ -51,10 +57,10 @@ def test_the_numbers_of_the_start_are_told_role_by_role() -> None:
 
 def test_what_is_wanted_while_the_tool_is_told_is_told_after_it() -> None:
     made = counts(P, D)
-    made.start(D)
+    made.start(D, {})
     assert made.next_order() == Order(D, 2)
-    made.start(D)
-    made.start(D)
+    made.start(D, {})
+    made.start(D, {})
     made.done()
     assert made.next_order() == Order(D, 4)
 
@@ -62,18 +68,39 @@ def test_what_is_wanted_while_the_tool_is_told_is_told_after_it() -> None:
 def test_a_worker_that_has_changed_its_role_counts_as_what_it_was_started_as() -> None:
     made = counts(P, D, D)
     made.assign("e", P)
-    assert made.awaited({"p": P, "d": D, "e": P}) == {}
-    made.stop("e", P, {"p": P, "d": D, "e": P})
+    assert made.awaited(here(p=P, d=D, e=P)) == {}
+    made.stop("e", P, here(p=P, d=D) | {"e": Member(P, is_leaving=True)})
     assert made.next_order() == Order(D, 1, ("e",))
     made.assign("d", P)
     made.assign("d", D)  # called off
     made.done()
-    assert made.awaited({"p": P, "d": D}) == {}
+    assert made.awaited(here(p=P, d=D)) == {}
+
+
+def test_several_that_leave_at_once_and_one_that_died_on_its_way_are_that_many_fewer() -> None:
+    made = counts(P, D, D, D, D)
+    members = here(p=P, g=D) | {"d": LEAVING, "e": LEAVING}
+    made.stop("d", D, members)
+    made.stop("e", D, members)
+    made.stop("f", D, members)
+    assert made.next_order() == Order(D, 1, ("d", "e", "f"))
+
+
+def test_the_tool_is_never_told_of_fewer_than_stay() -> None:
+    """Two were awaited and called off, and have come all the same; then one is drained."""
+    made = counts(P, D)
+    made.start(D, here(p=P, d=D))
+    made.stop("decode-awaited-1", D, here(p=P, d=D))
+    assert made.next_order() is None
+    made.stop("e", D, here(p=P, d=D) | {"e": LEAVING})
+    assert made.next_order() is None, "one stays"
+    made.start(D, here(p=P, d=D, f=D))
+    assert made.next_order() == Order(D, 3, ("e",)), "two are there"
 
 
 def test_who_is_awaited_has_a_name_and_can_be_stopped_by_it() -> None:
     made = counts(P, D, D, D)
-    members = {"p": P, "d": D, "decode-awaited-1": D}
+    members = here(p=P, d=D) | {"decode-awaited-1": Member(D)}
     assert made.awaited(members) == {"decode-awaited-2": D}
     made.stop("decode-awaited-2", D, members)
     assert made.next_order() == Order(D, 2), "it is nobody that the tool could be told of"
@@ -82,15 +109,15 @@ def test_who_is_awaited_has_a_name_and_can_be_stopped_by_it() -> None:
 
 def test_what_could_not_be_told_is_not_wanted_any_more() -> None:
     made = counts(P, D, D)
-    made.stop("d", D, {"p": P, "d": D, "e": D})
-    made.start(P)
+    made.stop("d", D, here(p=P, e=D) | {"d": LEAVING})
+    made.start(P, here(p=P))
     assert made.next_order() == Order(P, 2)
     made.failed()
-    assert made.awaited({"p": P, "e": D}) == {}
+    assert made.awaited(here(p=P, e=D)) == {}
     assert made.next_order() == Order(D, 1, ("d",))
     made.failed()
     assert made.next_order() is None
-    assert made.awaited({"p": P, "e": D}) == {"decode-awaited-1": D}, "the tool may start it again"
+    assert made.awaited(here(p=P, e=D)) == {"decode-awaited-1": D}, "the tool may start it again"
 
 
 @given(
@@ -103,9 +130,9 @@ def test_however_it_goes_the_tool_is_told_the_number_that_is_wanted_in_the_end(
     for step, role in steps:
         match step:
             case "start":
-                made.start(role)
+                made.start(role, {})
             case "stop":
-                made.stop("w", role, {"w": role})
+                made.stop("w", role, {})
             case "next":
                 made.next_order()
             case "done" if (order := made.order) is not None:
@@ -139,7 +166,7 @@ def script(folder: Path, body: str) -> Path:
 
 @asynccontextmanager
 async def scaling(
-    command: str, members: dict[str, Role], timeout_s: float | None = None
+    command: str, members: dict[str, Member], timeout_s: float | None = None
 ) -> AsyncIterator[CommandScaler]:
     launcher = Launcher("tcp://here", lambda *_: None, lambda *_: None, {})
     premises = Premises(
@@ -175,16 +202,18 @@ async def test_the_command_gets_numbers_as_arguments_and_the_rest_in_its_environ
         f'echo "$*|$TWINPOOL_ROLE $TWINPOOL_COUNT $TWINPOOL_GONE|$TWINPOOL_CONNECT $TWINPOOL_JOIN_TOKEN|'
         f'$TWINPOOL_WORKER_ARGUMENTS" >> {lines}',
     )
-    members = {"a": P, "b": D, "c": D}
+    members = here(a=P, b=D, c=D)
     async with scaling(f"{path} twinpool-{{role}} '{{count}}; true' {{gone}}", members) as scaler:
         scaler.begin()
         await told(scaler)
-        assert scaler.workers() == members
+        assert scaler.workers() == {"a": P, "b": D, "c": D}
         scaler.start(D)
         scaler.start(D)
         assert scaler.workers().keys() == {*members, "decode-awaited-1", "decode-awaited-2"}
+        assert scaler.waits_for() == "the scale command to begin"
         await told(scaler)
         assert "a worker to join; the scale command has ended" in scaler.waits_for()
+        members["c"] = LEAVING
         scaler.stop("c", D)
         await told(scaler)
         assert scaler.failed() == {}
@@ -199,7 +228,7 @@ async def test_the_command_gets_numbers_as_arguments_and_the_rest_in_its_environ
 
 async def test_a_command_that_fails_is_quoted_and_run_again_when_it_is_wanted_again(tmp_path: Path) -> None:
     path = script(tmp_path, f'test -e {tmp_path}/quota || {{ echo "no quota for $1" >&2; exit 3; }}')
-    async with scaling(f"{path} {{role}}", {"a": P}) as scaler:
+    async with scaling(f"{path} {{role}}", here(a=P)) as scaler:
         scaler.start(D)
         await told(scaler)
         assert scaler.failed() == {

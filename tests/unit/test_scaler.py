@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from twinpool.config import Role
 from twinpool.coordinator.launch import Launcher, WorkerSpec
-from twinpool.coordinator.scaler import Premises
+from twinpool.coordinator.scaler import Member, Premises
 from twinpool.deploy.host import HostScaler
 
 P, D = Role.PREFILL, Role.DECODE
@@ -30,7 +30,7 @@ class Idle(Launcher):
 
 def scaler(launcher: Launcher, members: Sequence[str] = ()) -> HostScaler:
     host = HostScaler(
-        Premises(launcher, SPECS, lambda: dict.fromkeys(members, D), lambda: 40, "tcp://nowhere", {})
+        Premises(launcher, SPECS, lambda: dict.fromkeys(members, Member(D)), lambda: 40, "tcp://nowhere", {})
     )
     host.begin()
     return host
