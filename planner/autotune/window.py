@@ -94,9 +94,8 @@ class Window:
             arrival.num_output_tokens = max(1, event.num_output_tokens)
 
     def traffic(self, now: float) -> PastTraffic | None:
-        """What came in the last window, or further back where that is little; None of too little, of nothing in the last
-        window, or while no answer is known. Answers that are not complete get the lengths of others that are, in turn.
-        """
+        """What came in the last window, or further back where that is little; None where nothing came then, too little
+        before, or no answer is known. Answers that are not complete get the lengths of others that are, in turn."""
         if not self._arrivals or now - self._arrivals[-1].at >= self._window_s:
             return None
         found = self._lately(now)
