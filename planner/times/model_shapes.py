@@ -47,7 +47,8 @@ class ModelShape:
 
     `inner` is the width of a dense feed-forward, of three matrices if `is_gated`, else of two. `window` is how many
     last positions a query sees in `num_window_layers` of the layers. `num_vectors` are the weights of a layer in no
-    matrix (biases, norms), `num_positions` learned positions. `source` is where the figures are from.
+    matrix (biases, norms), `num_positions` learned positions. `quantization` is by which method a config.json says that
+    weights are quantized. `source` is where the figures are from.
     """
 
     name: str
@@ -68,6 +69,7 @@ class ModelShape:
     num_window_layers: int = 0
     num_vectors: int = 0
     num_positions: int = 0
+    quantization: str | None = None
 
     @property
     def attention_weights(self) -> int:
@@ -167,12 +169,13 @@ def of_directory(path: str | Path, name: str | None = None) -> ModelShape:
     """The shape in a model directory's config.json.
 
     Raises:
-        ModelError: the file is absent or does not describe a decoder.
+        ModelError: the file is absent or does not describe a decoder whose layers all attend to KV.
     """
     config = ModelConfig.from_dir(path)
     file = Path(path) / "config.json"
     top = json.loads(file.read_text(encoding="utf-8"))
     raw = {**top, **top["text_config"]} if isinstance(top.get("text_config"), dict) else top
+    _check(config, raw, file)
     try:
         experts = _experts(raw)
         latent = _latent(raw)
@@ -197,7 +200,35 @@ def of_directory(path: str | Path, name: str | None = None) -> ModelShape:
         window=min(windows, default=None),
         num_window_layers=len(windows),
         num_vectors=2 * config.hidden_size + (2 * config.head_dim if config.qk_norm else 0),
+        quantization=_quantization(top),
     )
+
+
+def _check(config: ModelConfig, raw: Mapping[str, Any], file: Path) -> None:
+    if raw.get("is_encoder_decoder"):
+        raise ModelError(f"{file} has an encoder beside the decoder; wanted: a decoder alone")
+    kinds = {str(kind) for kind in raw.get("layer_types") or ()}
+    if unknown := sorted(kinds - _LAYER_KINDS):
+        raise ModelError(
+            f"{file} has layers of {', '.join(unknown)}; wanted: {', '.join(sorted(_LAYER_KINDS))}"
+        )
+    for what in (
+        "hidden_size",
+        "head_dim",
+        "num_kv_heads",
+        "intermediate_size",
+        "vocab_size",
+        "max_positions",
+    ):
+        if (number := getattr(config, what)) < 1:
+            raise ModelError(f"{file} does not describe a decoder: its {what} is {number}")
+
+
+def _quantization(top: Mapping[str, Any]) -> str | None:
+    found = top.get("quantization_config")
+    if not found:
+        return None
+    return str(found.get("quant_method", "some method") if isinstance(found, dict) else found)
 
 
 def _is_gated(raw: Mapping[str, Any]) -> bool:
@@ -214,6 +245,8 @@ def _experts(raw: Mapping[str, Any]) -> Experts | None:
     inner = int(raw.get("moe_intermediate_size") or raw["intermediate_size"])
     shared = raw.get("shared_expert_intermediate_size") or int(raw.get("n_shared_experts") or 0) * inner
     per_token = raw.get("num_experts_per_tok") or raw["experts_per_token"]
+    if not 1 <= int(per_token) <= int(count):
+        raise ValueError(f"{per_token} of {count} experts for each token")
     return Experts(int(count), int(per_token), inner, int(shared), int(raw.get("first_k_dense_replace") or 0))
 
 
@@ -228,6 +261,9 @@ def _latent(raw: Mapping[str, Any]) -> LatentAttention | None:
         int(raw["qk_rope_head_dim"]),
         int(raw["v_head_dim"]),
     )
+
+
+_LAYER_KINDS = {"full_attention", "sliding_attention"}
 
 
 def _known(*shapes: ModelShape) -> dict[str, ModelShape]:

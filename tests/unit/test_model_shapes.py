@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from twinpool.cli import main
 from twinpool.errors import ConfigError, ModelError
 from twinpool.layout import Dtype
 from twinpool.planner.times.model_shapes import SHAPES, Experts, known_shape, model_shape, of_directory
@@ -148,3 +149,34 @@ def test_an_unknown_model_is_told_which_are_known(tmp_path: Path) -> None:
         ConfigError, match=r"--model is '.*nowhere'; allowed: smollm2-135m, .*, a directory with"
     ):
         model_shape(str(tmp_path / "nowhere"))
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"hidden_size": 0}, "does not describe a decoder: its hidden_size is 0"),
+        ({"vocab_size": -1}, "its vocab_size is -1"),
+        ({"is_encoder_decoder": True}, "an encoder beside the decoder"),
+        (
+            {"layer_types": ["linear_attention"] * 32},
+            "layers of linear_attention; wanted: full_attention, sliding",
+        ),
+        ({"num_local_experts": 8, "num_experts_per_tok": 9}, "9 of 8 experts for each token"),
+    ],
+)
+def test_what_is_no_decoder_of_kv_is_refused(fields: dict[str, Any], words: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({**LLAMA_8B, **fields}))
+    with pytest.raises(ModelError, match=words):
+        of_directory(tmp_path)
+
+
+def test_a_quantized_models_precision_must_be_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its weights would count as 16 bits else."""
+    quantized = {**LLAMA_8B, "quantization_config": {"quant_method": "gptq", "bits": 4}}
+    (tmp_path / "config.json").write_text(json.dumps(quantized))
+    flags = ("simulate", "--gpu", "h100", "--model", str(tmp_path), "--num-prompts", "2", "--disable-tqdm")
+    assert main(list(flags)) == 2
+    assert "weights are quantized (gptq); say what they are held in: fp32, bf16" in capsys.readouterr().err
+    assert main([*flags, "--precision", "int4"]) == 0

@@ -172,6 +172,11 @@ def hardware(args: argparse.Namespace, max_model_len: int | None = None) -> Hard
     require("--link", args.link, args.link is None or args.link >= _LEAST_LINK, f"{_LEAST_LINK} GB/s or more")
     require("--block-size", args.block_size, args.block_size in (8, 16, 32, 64, 128), "8, 16, 32, 64, 128")
     precision = None if args.precision is None else Precision(args.precision)
+    if precision is None and model.quantization is not None and profiled is None:
+        raise ConfigError(
+            f"--precision is not given, and {model.source} says that weights are quantized ({model.quantization}); say "
+            f"what they are held in: {', '.join(_PRECISIONS)}"
+        )
     dtype = _KV_DTYPES.get(args.kv_cache_dtype)
     conditions = Conditions(
         precision=precision,
