@@ -79,10 +79,11 @@ def changes_to(wanted: Mapping[Role, int], seats: Sequence[Seat]) -> list[PoolCh
                 seat for seat in seats if seat.role is role and seat not in moved and not seat.is_changing
             ]
             rest.sort(key=lambda seat: (seat.is_settled, seat.load))
-            if len(rest) < count:
+            num_left = sum(seat.is_settled for seat in rest[count:])
+            if len(rest) < count or not num_left:
                 raise PoolRefused(
-                    f"{count} {role} workers are too many, and only {len(rest)} of them are not on their way from "
-                    "another role; try again when they have come"
+                    f"{count} {role} worker(s) are too many, and all others are only on their way to be one; try again "
+                    "when they have come"
                 )
             changes += [PoolChange(ChangeKind.DRAIN, role, seat.worker_id) for seat in rest[:count]]
     return changes

@@ -312,7 +312,9 @@ class AutotuneCore:
         if self._pools is not None and self._pools.unsettled:
             return f"it waits until the pools are settled: {self._pools.unsettled}"
         if self._asked is None and self._window.traffic(now) is None:
-            return f"it waits for traffic: {LEAST_REQUESTS} requests, of which the last came within the window"
+            return (
+                f"it waits for traffic: {LEAST_REQUESTS} requests, of which the last came within the window"
+            )
         return ""
 
     @property

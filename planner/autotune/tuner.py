@@ -28,6 +28,7 @@ from twinpool.planner.autotune.questions import Answer, Question
 from twinpool.planner.autotune.regret_log import RegretLog
 from twinpool.planner.autotune.settings import AutotuneSettings
 from twinpool.planner.autotune.words import Event, Pools, Sizes, Split
+from twinpool.planner.profile.fitted_times import doubts
 from twinpool.planner.profile.saved import Profile
 from twinpool.request import RequestState
 
@@ -152,6 +153,8 @@ class PoolTuner:
                 self._core = AutotuneCore(self._settings, server.now())
                 self._is_tuning = True
                 log.info("autotune: %s, for %s", self._settings.mode, self._settings.slo)
+                for doubt in doubts(self._profile):
+                    log.warning("autotune: %s", doubt)
                 while self._is_tuning:
                     await asyncio.sleep(TICK_S)
                     self._feed(words.Tick(pools_of(server.pool_desk.pools())), server.now())

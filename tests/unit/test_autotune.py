@@ -94,6 +94,26 @@ def test_the_objective_is_goodput_where_the_pools_cannot_serve_the_traffic_and_h
         assert recommendations(made)[0].objective is objective
 
 
+def test_of_no_traffic_and_of_one_request_nothing_is_said_and_status_says_what_is_waited_for() -> None:
+    made = world(prompt_heavy, period_s=10**9)
+    made.advance(5 * WINDOW_S)
+    made._serve("the only one")
+    made.advance(2 * WINDOW_S)
+    assert not made.asked
+    assert made.core.status(made.now)["why_nothing"].startswith("it waits for traffic: 20 requests")
+
+
+def test_when_traffic_ends_recommendations_end() -> None:
+    made = world(prompt_heavy, Mode.ADVISE)
+    made.advance(5 * WINDOW_S)
+    made.period_s = 10**9
+    made.advance(WINDOW_S)
+    before = made.core.num_recommendations
+    made.advance(5 * WINDOW_S)
+    assert made.core.num_recommendations == before
+    assert "waits for traffic" in made.core.status(made.now)["why_nothing"]
+
+
 def test_nothing_is_asked_while_workers_are_missing_or_on_their_way() -> None:
     made = world(prompt_heavy, unsettled="decode-1 starts")
     made.advance(5 * WINDOW_S)

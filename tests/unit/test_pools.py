@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from support.coordinator_core import CoreDriver, register, submission
 
-from twinpool.config import Role
+from twinpool.config import MOST_WORKERS, Role
 from twinpool.coordinator.custody import HANDED_ON
 from twinpool.coordinator.events import (
     Agree,
@@ -338,6 +338,37 @@ def test_a_plan_moves_the_least_loaded_and_starts_or_drains_the_rest(
 ) -> None:
     found = changes_to(wanted, seats)
     assert sorted(found, key=repr) == sorted(changes, key=repr)
+
+
+def test_two_operators_who_want_the_opposite_at_once_get_one_of_both_and_a_refusal() -> None:
+    driver = three()
+    assert agreed(driver.do(SetPools("one", 2, 1, 0.0, {}))) == (PoolChange(ROLE, P, "D"),)
+    assert "try again when they have come" in declined(driver, SetPools("two", 1, 2, 0.0, {}))
+    assert agreed(driver.do(SetPools("three", 2, 1, 0.0, {}))) == ()
+    takes_role(driver, "D", P)
+    assert agreed(driver.do(SetPools("two", 1, 2, 0.0, {}))) == (PoolChange(ROLE, D, "P"),)
+
+
+def test_more_workers_than_a_server_may_have_are_refused_and_none_is_started() -> None:
+    driver = three()
+    told = declined(driver, SetPools("t", MOST_WORKERS, 1, 0.0, {}))
+    assert told == f"that would be {MOST_WORKERS + 1} workers; a server has {MOST_WORKERS} at most"
+    assert len(agreed(driver.do(SetPools("t", MOST_WORKERS - 1, 1, 0.0, {})))) == MOST_WORKERS - 2
+
+
+def test_a_worker_that_is_on_its_way_is_not_called_back_and_one_that_dies_then_comes_back_as_wanted() -> None:
+    driver = three()
+    leaver = generating(driver)
+    change(driver, leaver, P, wait_s=60.0)
+    assert "becomes a prefill worker already; wait" in declined(driver, ChangeRole("t", leaver, D, 0))
+    commands = driver.do(WorkerLost(leaver, driver.incarnations[leaver], "killed"))
+    assert not any(isinstance(command, Reassign | Retire) for command in commands), (
+        "it is still to become one"
+    )
+    driver.join(leaver, P, incarnation="again")
+    driver.link(leaver, {"D": "E", "E": "D"}[leaver])
+    assert driver.core.registry.get(leaver).stays  # type: ignore[union-attr]
+    assert agreed(change(driver, leaver, P)) == ()
 
 
 def test_who_comes_from_another_role_is_not_sent_away_meanwhile() -> None:

@@ -10,9 +10,10 @@ from support.coordinator_core import CoreDriver, stats
 
 from twinpool.cli import main
 from twinpool.commands.admin_key import VARIABLE, admin_key_to_serve_with, given_admin_key
-from twinpool.commands.pools import awaited, cells_of, described, duration
+from twinpool.commands.pools import MOST_WAIT_S, awaited, cells_of, described, duration
 from twinpool.config import Role
 from twinpool.coordinator.events import ChangeRole, DrainWorker
+from twinpool.coordinator.gateway import admin
 from twinpool.coordinator.pool_status import pool_status
 from twinpool.errors import ConfigError
 from twinpool.messages import Heartbeat
@@ -63,6 +64,12 @@ def test_what_does_not_reach_a_server_is_told(
     monkeypatch.setenv(VARIABLE, KEY)
     assert main(["pools", "set"]) == 2
     assert "wants --prefill N, --decode M or both" in capsys.readouterr().err
+    for wait in ("nan", "-1.0", "inf", "3601.0"):
+        assert main(["pools", "drain", "d", f"--wait={wait}"]) == 2
+        assert f"--wait is {wait}; allowed: 0 to 3600 seconds" in capsys.readouterr().err
+    assert MOST_WAIT_S == admin.MOST_WAIT_S
+    assert main(["pools", "drain", "../d"]) == 2
+    assert "no worker has the name '../d'" in capsys.readouterr().err
     assert main(["pools", "--url", "http://127.0.0.1:9"]) == 2
     assert "no server answers at http://127.0.0.1:9" in capsys.readouterr().err
 
@@ -103,11 +110,11 @@ def test_every_worker_is_a_line_of_the_table() -> None:
         "1/4",
         "0%",
         "0%",
-        "loopback P 10.0 GB/s",
+        "1 × loopback, 10.0 GB/s",
     )
     assert rows["E"][:4] == ("E", "decode", "drains", "1m15s")
     assert rows["P"][:6] == ("P", "prefill", "serves", "1m15s", "1", "")
-    assert rows["P"][-1].count("loopback") == 3
+    assert rows["P"][-1] == "3 × loopback, 10.0 GB/s"
     assert rows["decode-9"][:3] == ("decode-9", "decode", "starts")
     assert rows["decode-8"][:3] == ("decode-8", "", "failed")
     assert len({len(row) for row in rows.values()}) == 1

@@ -7,14 +7,15 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
-from urllib.parse import quote
 
 from twinpool.commands.admin_key import VARIABLE, add_admin_key_flags, given_admin_key
 from twinpool.commands.flags import one_of
-from twinpool.config import Role
+from twinpool.config import Role, is_name, require
 from twinpool.errors import ConfigError, RequestFailed
 
 _TIMEOUT_S = 10.0
+MOST_WAIT_S = 3600.0
+"""As the server has it."""
 _PLAIN_WIDTH = 240
 """Columns where no terminal says how many there are: a worker is a line."""
 _HEADINGS = ("worker", "role", "state", "for", "attempts", "sequences", "KV used", "cached", "links")
@@ -23,7 +24,7 @@ examples:
   twinpool pools                             every worker: role, state, load, KV, links
   twinpool pools set --prefill 2 --decode 3  roles change where that helps both pools, the rest is started or drained
   twinpool pools role decode-1 prefill       without a restart: model and prefix cache stay
-  twinpool pools drain decode-2              it ends, once what runs there has ended or gone elsewhere
+  twinpool pools drain decode-2 --wait 10    it ends, once what runs there has ended, or after 10 s gone elsewhere
 
 docs/pools.md says what happens to running requests.
 """
@@ -176,9 +177,6 @@ def cells_of(worker: Mapping[str, Any]) -> tuple[str, ...]:
     used, cached = (
         f"{blocks[name] / blocks['total']:.0%}" if name in blocks else "" for name in ("owned", "cached")
     )
-    links = sorted(
-        {f"{link['transport']} {link['worker']} {link['gb_per_s']:.1f} GB/s" for link in worker["links"]}
-    )
     return (
         worker["worker"],
         worker["role"],
@@ -188,8 +186,23 @@ def cells_of(worker: Mapping[str, Any]) -> tuple[str, ...]:
         f"{worker['sequences']}/{worker['max_num_seqs']}" if worker["role"] != Role.PREFILL else "",
         used,
         cached,
-        ", ".join(links),
+        links_in_words(worker["links"]),
     )
+
+
+def links_in_words(links: Sequence[Mapping[str, Any]]) -> str:
+    """By transport, how many and how fast: with whom is a matter of both pools.
+
+    >>> links_in_words([{"transport": "shm", "gb_per_s": 4.71}, {"transport": "shm", "gb_per_s": 5.94}])
+    '2 × shm, 4.7 to 5.9 GB/s'
+    """
+    told = []
+    for transport in sorted({link["transport"] for link in links}):
+        rates = sorted(link["gb_per_s"] for link in links if link["transport"] == transport)
+        least, most = f"{rates[0]:.1f}", f"{rates[-1]:.1f}"
+        spread = most if least == most else f"{least} to {most}"
+        told.append(f"{len(rates)} × {transport}, {spread} GB/s")
+    return "; ".join(told)
 
 
 def duration(seconds: float) -> str:
@@ -241,9 +254,15 @@ def _ask(args: argparse.Namespace, key: str) -> dict[str, Any]:
 
 
 def _wish(args: argparse.Namespace) -> tuple[str, dict[str, Any]]:
+    is_time = args.wait is None or 0 <= args.wait <= MOST_WAIT_S
+    require("--wait", args.wait, is_time, f"0 to {MOST_WAIT_S:.0f} seconds")
     if args.action == "set":
         if args.prefill is None and args.decode is None:
             raise ConfigError("`twinpool pools set` wants --prefill N, --decode M or both")
         return "/admin/pools", {"prefill": args.prefill, "decode": args.decode, "wait_s": args.wait}
-    path = f"/admin/workers/{quote(args.worker, safe='')}/{args.action}"
+    if not is_name(args.worker):
+        raise ConfigError(
+            f"no worker has the name {args.worker!r}: names have 1 to 64 letters, digits, - and _"
+        )
+    path = f"/admin/workers/{args.worker}/{args.action}"
     return path, {"role": args.role if args.action == "role" else None, "wait_s": args.wait}
