@@ -80,8 +80,8 @@ class Hardware:
             return KvCapacity(self.layout, tp, own, 0, own, num_blocks)
         if self.memory is None:
             raise ConfigError(
-                "how much KV a worker of a profile has, its server decides and logs (KV pool); say --kv-memory SIZE for "
-                "each worker"
+                "how much KV a worker of a profile has, its server decides and logs (KV pool); say --kv-memory SIZE "
+                "for each worker"
             )
         weight_bytes = math.ceil(self.model.weight_bytes(self._weight_bytes))
         return kv_capacity(self.layout, weight_bytes, tp, self.memory, self.max_model_len)
