@@ -1,12 +1,12 @@
 """Proves predictions: the same requests through real servers of this machine and through the simulator.
 
-    python -m twinpool.planner.accuracy --measure FOLDER              about 12 minutes on a quiet machine
+    python -m twinpool.planner.accuracy --measure FOLDER              some 22 minutes on a quiet machine
     python -m twinpool.planner.accuracy --predict FOLDER [--output docs/accuracy.md]
 
-The first sends twelve combinations of workload and layout, two rates each, twice, with the bench's load generator,
-profiles this machine's workers between the loads, and keeps everything in FOLDER. The second needs no quiet machine: it
-simulates the same requests with the profiles in FOLDER and prints how far its predictions are off; beside it, how far a
-run is from the next run of the same requests.
+The first sends twelve combinations of workload and layout, two rates each, several times, with the bench's load
+generator, profiles this machine's workers around each load, and keeps everything in FOLDER at once: started again after
+an interruption, it measures what is missing. The second needs no quiet machine: it simulates the same requests with the
+profiles in FOLDER and prints how far its predictions are off; beside it, how far runs of the same requests are apart.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -22,7 +23,8 @@ from twinpool.errors import ConfigError, TwinpoolError
 from twinpool.planner.accuracy.comparing import MEDIAN_TARGET, WORST_TARGET, errors_of, summary, table
 from twinpool.planner.accuracy.folder import Folder
 from twinpool.planner.accuracy.layouts import LAYOUTS
-from twinpool.planner.accuracy.predicting import compare_all, loads_of
+from twinpool.planner.accuracy.loads import loads_of
+from twinpool.planner.accuracy.predicting import compare_all
 from twinpool.planner.accuracy.report import measured_section, renewed
 
 EXIT_MET, EXIT_FAILED, EXIT_SETTING, EXIT_NOT_MET, EXIT_INTERRUPTED = 0, 1, 2, 3, 130
@@ -40,6 +42,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--predict", type=Path, metavar="FOLDER", help="predict what was measured into it")
     parser.add_argument("--seconds", type=float, default=7.5, metavar="S", help="of each load (7.5)")
     parser.add_argument("--seed", type=int, default=1, metavar="N", help="of all that is random (1)")
+    parser.add_argument(
+        "--repetitions", type=int, default=4, metavar="N", help="how often each load is sent (4)"
+    )
     parser.add_argument("--quick", action="store_true", help="quick profiles: for trying it out")
     parser.add_argument(
         "--only", default="", metavar="WORDS", help='measure runs whose "layout, load" has these words'
@@ -52,6 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if args.measure is None and args.predict is None:
             raise ConfigError("nothing to do: give --measure FOLDER, --predict FOLDER, or both")
         require("--seconds", args.seconds, args.seconds > 0, "above 0")
+        require("--repetitions", args.repetitions, args.repetitions > 0, "1 or more")
         if args.measure is not None:
             _measure(args, shlex.join(["python", "-m", "twinpool.planner.accuracy", *(argv or sys.argv[1:])]))
         return EXIT_MET if args.predict is None else _predict(args.predict, args.output)
@@ -66,15 +72,17 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _measure(args: argparse.Namespace, command: str) -> None:
-    from twinpool.planner.accuracy.measuring import measure_all
+    from twinpool.planner.accuracy.measuring import Wanted, measure_all
+
+    started = time.monotonic()
 
     def say(line: str) -> None:
-        print(line, file=sys.stderr, flush=True)
+        print(f"{time.monotonic() - started:5.0f} s  {line}", file=sys.stderr, flush=True)
 
-    folder = Folder(args.measure)
-    measure_all(
-        folder, args.model, args.seconds, args.seed, command, say, is_quick=args.quick, only=args.only
+    wanted = Wanted(
+        args.model, args.seconds, args.seed, args.repetitions, command, is_quick=args.quick, only=args.only
     )
+    measure_all(Folder(args.measure), wanted, say)
 
 
 def _predict(path: Path, output: Path | None) -> int:
@@ -86,7 +94,12 @@ def _predict(path: Path, output: Path | None) -> int:
         raise ConfigError(f"--predict is {str(path)!r}, which has no runs; make them with --measure")
     print("\n".join([*summary(compared), "", *table(compared)]))
     if output is not None:
-        runs = [run for layout in LAYOUTS for load in loads for run in folder.runs(layout.name, load.name)]
+        runs = [
+            run
+            for layout in LAYOUTS
+            for load in loads
+            for run, _ in folder.runs(layout.name, load.name, facts.repetitions)
+        ]
         text = output.read_text(encoding="utf-8") if output.exists() else "# How well predictions hold\n"
         output.write_text(renewed(text, measured_section(facts, loads, runs, compared)), encoding="utf-8")
     found = errors_of(compared)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from twinpool.bench.comparison.measures import FIGURES, GOODPUT, Measured, seen
@@ -17,8 +17,8 @@ MEDIAN_TARGET, WORST_TARGET = 0.10, 0.25
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """One figure of one load on one layout, in seconds, or requests per second: the mean of the simulations', and the
-    measured runs', in order."""
+    """One figure of one load on one layout, in seconds, or requests per second: the median of the predictions of all
+    repetitions, and the measured runs', in order."""
 
     layout: str
     load: str
@@ -28,8 +28,8 @@ class Compared:
 
     @property
     def measured(self) -> float:
-        """The mean of the runs."""
-        return statistics.fmean(self.runs)
+        """The median of the runs."""
+        return statistics.median(self.runs)
 
     @property
     def error(self) -> float:
@@ -37,10 +37,14 @@ class Compared:
         return _ratio(self.predicted, self.measured) - 1
 
     @property
-    def repeat_error(self) -> float:
-        """How far a run of the same requests is from the run before it: the first one's figure as a prediction of the
-        last one's."""
-        return _ratio(self.runs[0], self.runs[-1]) - 1
+    def run_errors(self) -> tuple[float, ...]:
+        """How far each run is from the median of all runs of the very same requests."""
+        return tuple(_ratio(run, self.measured) - 1 for run in self.runs)
+
+    @property
+    def run_spread(self) -> float:
+        """How far a run is from their median, on average."""
+        return statistics.fmean(map(abs, self.run_errors))
 
 
 def _ratio(value: float, of: float) -> float:
@@ -50,14 +54,16 @@ def _ratio(value: float, of: float) -> float:
 
 
 def compare(
-    layout: str, load: str, slo: Slo, predicted: Sequence[Run], measured: Sequence[Run]
+    layout: str, load: str, slo: Slo, predicted: Sequence[Sequence[Run]], measured: Sequence[Run]
 ) -> list[Compared]:
-    """All figures of runs of the same requests, simulated and real ones."""
-    ours, theirs = ([seen(run, slo) for run in runs] for runs in (predicted, measured))
+    """All figures of runs of the same requests: of each real one, the simulated ones, of which the mean counts."""
+    theirs = [seen(run, slo) for run in measured]
+    ours = [[seen(run, slo) for run in runs] for runs in predicted]
     return [
         Compared(
-            layout, load, figure.measure.name, statistics.fmean(figure.of(run) for run in ours),
-            tuple(figure.of(run) for run in theirs),
+            layout, load, figure.measure.name,
+            statistics.median(statistics.fmean(map(figure.of, runs)) for runs in ours),
+            tuple(map(figure.of, theirs)),
         )
         for figure in _figures()
     ]  # fmt: skip
@@ -79,43 +85,45 @@ class Errors:
     worst_one: Compared
 
 
-def errors_of(
-    compared: Sequence[Compared], error: Callable[[Compared], float] = lambda each: each.error
-) -> Errors:
+def errors_of(compared: Sequence[Compared]) -> Errors:
     """Of at least one."""
-    sizes = sorted(abs(error(each)) for each in compared)
-    worst = max(compared, key=lambda each: abs(error(each)))
-    return Errors(
-        len(sizes), statistics.median(sizes), sizes[math.ceil(0.9 * len(sizes)) - 1], sizes[-1], worst
-    )
+    sizes = sorted(abs(each.error) for each in compared)
+    worst = max(compared, key=lambda each: abs(each.error))
+    return Errors(len(sizes), statistics.median(sizes), _p90(sizes), sizes[-1], worst)
+
+
+def _p90(ordered: Sequence[float]) -> float:
+    return ordered[math.ceil(0.9 * len(ordered)) - 1]
 
 
 def table(compared: Sequence[Compared]) -> list[str]:
-    """Markdown: a row for each load on each layout, "predicted / measured (error)" for each figure."""
+    """Markdown: a row for each load on each layout, "predicted / measured (error, ± how far a run is from the median of
+    its repetitions)" for each figure."""
     rows = ["| layout | load | " + " | ".join(f"{name}{_unit(name)}" for name in TOLD) + " |"]
     rows.append("|---" * (2 + len(TOLD)) + "|")
     for layout, load in dict.fromkeys((each.layout, each.load) for each in compared):
         mine = {each.figure: each for each in compared if (each.layout, each.load) == (layout, load)}
         cells = [f"{_value(mine[name], mine[name].predicted)} / {_value(mine[name], mine[name].measured)} "
-                 f"({mine[name].error:+.0%})" for name in TOLD]  # fmt: skip
+                 f"({mine[name].error:+.0%} ±{mine[name].run_spread:.0%})" for name in TOLD]  # fmt: skip
         rows.append(f"| {layout} | {load} | " + " | ".join(cells) + " |")
     return rows
 
 
 def summary(compared: Sequence[Compared]) -> list[str]:
-    """Markdown: the sizes of the errors, for each figure and for all; and, beside them, of one run as a prediction of
-    the next run of the same requests."""
+    """Markdown: the sizes of the errors, for each figure and for all; and, beside them, how far single runs are from
+    the median of all runs of the same requests."""
     rows = [
-        "| figure | points | median | p90 | worst | where | a run of the next: median | p90 | worst |",
+        "| figure | points | median | p90 | worst | where | single runs: median | p90 | worst |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
     for name in (*TOLD, "all"):
         mine = [each for each in compared if name in (each.figure, "all")]
-        found, repeated = errors_of(mine), errors_of(mine, lambda each: each.repeat_error)
+        found = errors_of(mine)
+        single = sorted(abs(error) for each in mine for error in each.run_errors)
         rows.append(
             f"| {name} | {found.num} | {found.median:.1%} | {found.p90:.1%} | {found.worst:.1%} | "
-            f"{found.worst_one.layout}, {found.worst_one.load} | {repeated.median:.1%} | {repeated.p90:.1%} | "
-            f"{repeated.worst:.1%} |"
+            f"{found.worst_one.layout}, {found.worst_one.load} | {statistics.median(single):.1%} | "
+            f"{_p90(single):.1%} | {single[-1]:.1%} |"
         )
     return rows
 

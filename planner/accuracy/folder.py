@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
 from twinpool.bench.serving.record import Run, decode_run, encode_run
 from twinpool.errors import ConfigError
-from twinpool.planner.profile.saved import Profile, load_profile, save_profile
+from twinpool.planner.profile.saved import Profile, StepSample, load_profile, save_profile
 
 
 class Facts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What was measured, and what the loads were made with: they are a function of `seconds`, `seed` and
-    `prompt_token_s` and `stream_token_s`, a first rough look at the machine (`loads.Yardstick`)."""
+    """What is measured, and what the loads are made with: they are a function of `seconds`, `seed` and `prompt_token_s`
+    and `stream_token_s`, a first look at the machine (`loads.Yardstick`). Each is sent `repetitions` times."""
 
     model: str
     asked: str | None
     seconds: float
     seed: int
+    repetitions: int
     prompt_token_s: float
     stream_token_s: float
     num_cores: int
@@ -47,8 +49,18 @@ class Folder:
         (self.path / "facts.json").write_bytes(msgspec.json.format(msgspec.json.encode(facts)))
 
     def facts(self) -> Facts:
-        """Raises ConfigError if there are none."""
-        return msgspec.json.decode(self._read("facts.json"), type=Facts)
+        """Raises ConfigError if there are none, or they are of another version."""
+        try:
+            return msgspec.json.decode(self._read("facts.json"), type=Facts)
+        except msgspec.MsgspecError as exc:
+            raise ConfigError(
+                f"{self.path / 'facts.json'} is not of this version ({exc}); measure anew"
+            ) from exc
+
+    @property
+    def has_facts(self) -> bool:
+        """Whether measuring has begun here."""
+        return (self.path / "facts.json").exists()
 
     def save_profile(self, profile: Profile) -> None:
         """One for each number of threads."""
@@ -58,16 +70,27 @@ class Folder:
         """Raises ConfigError if there is none."""
         return load_profile(self._profile(threads))
 
-    def save_run(self, layout: str, load: str, repetition: int, run: Run) -> None:
-        """Writes it."""
+    def save_run(
+        self, layout: str, load: str, repetition: int, run: Run, steps: Sequence[StepSample]
+    ) -> None:
+        """Writes it, with the steps of the engine that were measured right before and right after it."""
+        (self.path / _steps_name(layout, load, repetition)).write_bytes(msgspec.json.encode(steps))
         (self.path / _name(layout, load, repetition)).write_bytes(encode_run(run))
 
-    def runs(self, layout: str, load: str) -> list[Run]:
-        """All repetitions that were measured, in order."""
-        found: list[Run] = []
-        while (self.path / (name := _name(layout, load, len(found)))).exists():
-            found.append(decode_run(self._read(name)))
-        return found
+    def has_run(self, layout: str, load: str, repetition: int) -> bool:
+        """Whether that repetition was measured."""
+        return (self.path / _name(layout, load, repetition)).exists()
+
+    def runs(self, layout: str, load: str, repetitions: int) -> list[tuple[Run, list[StepSample]]]:
+        """All repetitions that were measured, in order, each with the steps around it."""
+        return [
+            (
+                decode_run(self._read(_name(layout, load, number))),
+                msgspec.json.decode(self._read(_steps_name(layout, load, number)), type=list[StepSample]),
+            )
+            for number in range(repetitions)
+            if self.has_run(layout, load, number)
+        ]
 
     def _profile(self, threads: int) -> Path:
         return self.path / f"profile-{threads}-threads.json"
@@ -83,3 +106,7 @@ class Folder:
 
 def _name(layout: str, load: str, repetition: int) -> str:
     return f"run {layout}, {load}, {repetition + 1}.json".replace(" ", "-").replace(",", "")
+
+
+def _steps_name(layout: str, load: str, repetition: int) -> str:
+    return f"steps-around-{_name(layout, load, repetition)}"

@@ -21,11 +21,14 @@ from twinpool.bench.serving.datasets.shapes import Piece, Shape
 from twinpool.bench.serving.datasets.text import Synthesizer
 from twinpool.bench.serving.slo import Slo
 from twinpool.bench.serving.workload import PlannedRequest
+from twinpool.planner.accuracy.folder import Facts
 from twinpool.planner.step_shape import of_chunk, of_sequences
 from twinpool.planner.times.service_times import ServiceTimes
 
-SHARES = {"low": 0.3, "high": 0.55}
-"""The two rates: of what the busier of one prefill and one decode worker can do."""
+SHARES = {"low": 0.25, "high": 0.45}
+"""The two rates: of what the busier of one prefill and one decode worker can do. Both are below the knee, also
+while the machine is half as fast: a wait's relative error is 2 + u / (1 − u) times that of service times (M/D/1; u is
+the share of capacity), which is 3 at the higher rate and 11 at 90 %."""
 NUM_STREAMS, STREAM_LENGTH = 8, 256
 """Decode is counted at so many streams of such a length."""
 BURSTINESS = 0.2
@@ -117,6 +120,11 @@ def make_loads(yardstick: Yardstick, seconds: float, seed: int) -> list[Load]:
         for number, name in enumerate(WORKLOADS)
         for rate, share in SHARES.items()
     ]
+
+
+def loads_of(facts: Facts) -> list[Load]:
+    """The loads of runs that were, or are to be, measured."""
+    return make_loads(Yardstick(facts.prompt_token_s, facts.stream_token_s), facts.seconds, facts.seed)
 
 
 def _load(workload: str, rate: str, share: float, yardstick: Yardstick, seconds: float, seed: int) -> Load:

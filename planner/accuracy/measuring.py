@@ -1,15 +1,16 @@
 """The measuring half: every load on every layout's real server, and profiles of this machine's workers.
 
-A machine that others share is faster now and slower then. So nothing is measured in one piece: each load is sent twice,
-in an order that a seed has shuffled, and between the loads the profiles go on for a moment. Runs and profiles have then
-seen the same machine, as far as that is possible; how far two runs of the same requests are apart is told, too.
+A machine that others share is faster now and slower then. So nothing is measured in one piece: each load is sent
+several times, in an order that a seed has shuffled, and right before and right after it the profile of such workers
+goes on for a moment. Whatever was measured is kept at once, and measuring goes on with what a folder lacks.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
+from dataclasses import dataclass
 from datetime import UTC, datetime
 
 import msgspec
@@ -17,107 +18,173 @@ import tokenizers
 
 from twinpool.bench.comparison.stand import Hardware, Stand
 from twinpool.bench.serving.datasets import warm_up_requests
+from twinpool.bench.serving.workload import PlannedRequest
 from twinpool.coordinator.launch import usable_cores
 from twinpool.engine.model_config import ModelConfig
 from twinpool.engine.model_files import resolve
 from twinpool.engine.processor import processor
 from twinpool.engine.tokenizer import Tokenizer
+from twinpool.errors import ConfigError
 from twinpool.planner.accuracy.folder import Facts, Folder
 from twinpool.planner.accuracy.layouts import BLOCK_SIZE, KV_TOKENS, LAYOUTS, Layout
-from twinpool.planner.accuracy.loads import Load, Yardstick, make_loads, planned
+from twinpool.planner.accuracy.loads import Load, Yardstick, loads_of, planned
 from twinpool.planner.profile.fitted_times import FittedTimes
 from twinpool.planner.profile.measure import ProfileSettings, Profiling
 from twinpool.planner.profile.served import prompts_as
 
-REPETITIONS = 2
-SLICE_S = 2.0
-"""Of a profile, between two loads."""
+SLICE_S = 1.0
+"""Of a profile, before a load and after it."""
 _WARM_UPS = 3
 Say = Callable[[str], None]
 
 
-def measure_all(
-    folder: Folder,
-    asked: str | None,
-    seconds: float,
-    seed: int,
-    command: str,
-    say: Say,
-    *,
-    is_quick: bool = False,
-    only: str = "",
-) -> None:
-    """Fills the folder; with `only` no more than the runs in whose "layout, load" that stands.
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What is to be measured: a model as it is asked for, the seconds of each load, the seed of all that is random, how
+    often each load is sent; with `only` no more than the runs in whose "layout, load" that stands."""
+
+    asked: str | None
+    seconds: float
+    seed: int
+    repetitions: int
+    command: str
+    is_quick: bool = False
+    only: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    layout: Layout
+    load: Load
+    repetition: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.layout.name}, {self.load.name}"
+
+
+def measure_all(folder: Folder, wanted: Wanted, say: Say) -> None:
+    """Fills the folder with what it lacks.
 
     Raises:
-        ConfigError, ModelError, TransferError, ServerFault: as profiles and stands do.
+        ConfigError: something else is being measured into the folder, or it has everything. As profiles and stands do.
+        ModelError, TransferError, ServerFault: as profiles and stands do.
     """
     folder.make()
-    model = resolve(asked)
+    facts = _begun(folder, wanted)
+    if facts is not None and not _missing(folder, facts, wanted.only):
+        raise ConfigError(
+            f"--measure is {str(folder.path)!r}, which has all runs: remove it to measure anew, or leave --measure out"
+        )
+    model = resolve(wanted.asked)
     tokenizer = Tokenizer.from_dir(model.path).backend
     tokenizer.no_truncation()
     tokenizer.no_padding()
     num_cores = len(usable_cores())
     with ExitStack() as stack:
-        profilings = [
-            stack.enter_context(
+        profilings = {
+            threads: stack.enter_context(
                 Profiling(
                     ProfileSettings(
-                        model.path, model.name, asked, tokenizer, threads=threads, is_quick=is_quick
+                        model.path,
+                        model.name,
+                        wanted.asked,
+                        tokenizer,
+                        threads=threads,
+                        is_quick=wanted.is_quick,
                     ),
                     say,
                 )
             )
             for threads in sorted({layout.threads(num_cores) for layout in LAYOUTS})
-        ]
-        for profiling in profilings:
+        }
+        for profiling in profilings.values():
             profiling.measure_each_once()
             profiling.measure_around()
-        yardstick = Yardstick.of(FittedTimes(profilings[0].profile()))
-        folder.save_facts(
-            Facts(
-                model=model.name, asked=asked, seconds=seconds, seed=seed, prompt_token_s=yardstick.prompt_token_s,
+        if facts is None:
+            yardstick = Yardstick.of(FittedTimes(next(iter(profilings.values())).profile()))
+            facts = Facts(
+                model=model.name, asked=wanted.asked, seconds=wanted.seconds, seed=wanted.seed,
+                repetitions=wanted.repetitions, prompt_token_s=yardstick.prompt_token_s,
                 stream_token_s=yardstick.stream_token_s, num_cores=num_cores, cpu=processor().name,
-                started_at=datetime.now(UTC).isoformat(timespec="seconds"), command=command,
-            )
-        )  # fmt: skip
-        loads = make_loads(yardstick, seconds, seed)
+                started_at=datetime.now(UTC).isoformat(timespec="seconds"), command=wanted.command,
+            )  # fmt: skip
+            folder.save_facts(facts)
         max_model_len = ModelConfig.from_dir(model.path).max_positions
-        hardware = Hardware(() if asked is None else (asked,), KV_TOKENS, BLOCK_SIZE)
+        hardware = Hardware(() if wanted.asked is None else (wanted.asked,), KV_TOKENS, BLOCK_SIZE)
         with Stand(hardware, folder.path) as stand:
-            runs = [
-                (layout, load)
-                for layout in LAYOUTS
-                for load in loads
-                if only in f"{layout.name}, {load.name}"
-            ]
-            _measure_runs(folder, runs, tokenizer, max_model_len, stand, profilings, seed, say)
+            runs = _missing(folder, facts, wanted.only)
+            measuring = _Measuring(folder, facts, tokenizer, max_model_len, stand, profilings, say)
+            measuring.start({run.layout.name: run.layout for run in runs}.values(), runs[0].load)
+            for number, run in enumerate(runs):
+                measuring.measure(run, f"{number + 1} of {len(runs)}")
 
 
-def _measure_runs(
-    folder: Folder, runs: list[tuple[Layout, Load]], tokenizer: tokenizers.Tokenizer, max_model_len: int,
-    stand: Stand, profilings: list[Profiling], seed: int, say: Say,
-) -> None:  # fmt: skip
-    arms = {layout.name: layout.arm(max_model_len) for layout, _ in runs}
-    prompt_as = prompts_as(tokenizer)
-    requests = {load.name: planned(load, tokenizer, prompt_as, seed) for _, load in runs}
-    for arm in arms.values():
-        say(f"starting {arm.name}")
-        warm = warm_up_requests(next(iter(requests.values())), prompt_as, tokenizer, _WARM_UPS, seed)
-        stand.load(arm, [msgspec.structs.replace(each, at_s=0.0) for each in warm], "warm-up")
-    shuffle = random.Random(seed)
-    for repetition in range(REPETITIONS):
-        order = list(runs)
-        shuffle.shuffle(order)
-        for number, (layout, load) in enumerate(order):
-            for profiling in profilings:
-                profiling.measure_steps(SLICE_S / len(profilings))
-            say(
-                f"repetition {repetition + 1}, {number + 1} of {len(order)}: {layout.name}, {load.name}: "
-                f"{len(load.shapes)} requests at {load.rate_per_s:.2f} per second"
+def _begun(folder: Folder, wanted: Wanted) -> Facts | None:
+    """What the folder's runs are of; None if it has none. Raises ConfigError if that is something else."""
+    if not folder.has_facts:
+        return None
+    facts = folder.facts()
+    for name in ("asked", "seconds", "seed", "repetitions"):
+        if getattr(facts, name) != getattr(wanted, name):
+            raise ConfigError(
+                f"--measure is {str(folder.path)!r}, whose runs are of {name} {getattr(facts, name)!r}, not "
+                f"{getattr(wanted, name)!r}: name another folder, or remove this one"
             )
-            slot = f"{load.name}-{repetition}".replace(", ", "-").replace(" ", "-")
-            trial = stand.load(arms[layout.name], requests[load.name], slot)
-            folder.save_run(layout.name, load.name, repetition, trial.run)
-        for profiling in profilings:
-            folder.save_profile(profiling.profile())
+    return facts
+
+
+def _missing(folder: Folder, facts: Facts, only: str) -> list[_Run]:
+    """What the folder lacks, in the order in which it is measured: each repetition of all runs in another one."""
+    shuffle, found = random.Random(facts.seed), []
+    loads = loads_of(facts)
+    for repetition in range(facts.repetitions):
+        runs = [_Run(layout, load, repetition) for layout in LAYOUTS for load in loads]
+        shuffle.shuffle(runs)
+        found += [run for run in runs if only in run.name]
+    return [run for run in found if not folder.has_run(run.layout.name, run.load.name, run.repetition)]
+
+
+class _Measuring:
+    """What runs meanwhile: servers, and the profiles' engines by their threads."""
+
+    def __init__(
+        self, folder: Folder, facts: Facts, tokenizer: tokenizers.Tokenizer, max_model_len: int, stand: Stand,
+        profilings: dict[int, Profiling], say: Say,
+    ) -> None:  # fmt: skip
+        self._folder = folder
+        self._facts = facts
+        self._tokenizer = tokenizer
+        self._prompt_as = prompts_as(tokenizer)
+        self._stand = stand
+        self._profilings = profilings
+        self._say = say
+        self._arms = {layout.name: layout.arm(max_model_len) for layout in LAYOUTS}
+
+    def start(self, layouts: Iterable[Layout], load: Load) -> None:
+        """Starts these servers. Some requests like those of the load warm them up."""
+        requests, seed = self._requests(load), self._facts.seed
+        warm = warm_up_requests(requests, self._prompt_as, self._tokenizer, _WARM_UPS, seed)
+        at_once = [msgspec.structs.replace(each, at_s=0.0) for each in warm]
+        for layout in layouts:
+            self._say(f"starting {layout.name}")
+            self._stand.load(self._arms[layout.name], at_once, "warm-up")
+
+    def measure(self, run: _Run, number: str) -> None:
+        """One run, and the steps around it."""
+        layout, load = run.layout, run.load
+        self._say(
+            f"{number}: {run.name}, repetition {run.repetition + 1}: {len(load.shapes)} requests at "
+            f"{load.rate_per_s:.2f} per second"
+        )
+        profiling = self._profilings[layout.threads(self._facts.num_cores)]
+        slot = f"{load.name}-{run.repetition}".replace(", ", "-").replace(" ", "-")
+        requests = self._requests(load)
+        steps = profiling.measure_steps(SLICE_S)
+        trial = self._stand.load(self._arms[layout.name], requests, slot)
+        steps += profiling.measure_steps(SLICE_S)
+        self._folder.save_profile(profiling.profile())
+        self._folder.save_run(layout.name, load.name, run.repetition, trial.run, steps)
+
+    def _requests(self, load: Load) -> list[PlannedRequest]:
+        return planned(load, self._tokenizer, self._prompt_as, self._facts.seed)

@@ -4,41 +4,62 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from msgspec.structs import replace
+
 from twinpool.bench.serving.record import Run
 from twinpool.engine.model_config import ModelConfig
 from twinpool.engine.model_files import resolve
-from twinpool.layout import Dtype
+from twinpool.layout import Dtype, KVLayout
 from twinpool.planner.accuracy.comparing import Compared, compare
-from twinpool.planner.accuracy.folder import Facts, Folder
+from twinpool.planner.accuracy.folder import Folder
 from twinpool.planner.accuracy.layouts import BLOCK_SIZE, LAYOUTS, Layout
-from twinpool.planner.accuracy.loads import Load, Yardstick, make_loads
+from twinpool.planner.accuracy.loads import Load, loads_of
+from twinpool.planner.profile.fit import factors_of
 from twinpool.planner.profile.fitted_times import FittedTimes
-from twinpool.planner.profile.saved import Profile
+from twinpool.planner.profile.saved import Profile, StepSample, Unsteadiness
 from twinpool.planner.profile.unsteady import UnsteadyTimes
 from twinpool.planner.simulator.driver import simulate
 
-
-def loads_of(facts: Facts) -> list[Load]:
-    """The loads, as they were measured."""
-    return make_loads(Yardstick(facts.prompt_token_s, facts.stream_token_s), facts.seconds, facts.seed)
+NUM_SEEDS = 5
+"""How often each run is simulated: which step meets which factor is chance."""
 
 
-def predict(load: Load, layout: Layout, profile: Profile, model_config: ModelConfig, seed: int) -> Run:
-    """One load on one simulated layout, whose machine is as unsteady as it was when it was profiled."""
-    kv = model_config.kv_layout(BLOCK_SIZE, Dtype(profile.dtype))
-    times = UnsteadyTimes(FittedTimes(profile), seed)
+def predict(load: Load, layout: Layout, profile: Profile, pace: Unsteadiness, kv: KVLayout, seed: int) -> Run:
+    """One load on one simulated layout, whose machine is as fast and as unsteady as `pace` says."""
+    times = UnsteadyTimes(FittedTimes(profile), seed, pace)
     deployment = layout.deployment(times, kv, profile.max_model_len)
     return simulate(deployment, load.shapes).as_run()
 
 
+def pace_around(steps: Sequence[StepSample], profile: Profile) -> Unsteadiness:
+    """How much longer each of `steps` took than its shape takes in the profile on average. What there is no step of is
+    as it was in the whole profile."""
+    usual_s = {(each.name, each.num_busy): each.seconds for each in profile.measurements.steps}
+    known = [
+        replace(each, seconds=mean_s)
+        for each in steps
+        if (mean_s := usual_s.get((each.name, each.num_busy))) is not None
+    ]
+    found = factors_of(known)
+    return Unsteadiness(
+        found.decode or profile.unsteadiness.decode, found.prompt or profile.unsteadiness.prompt
+    )
+
+
 def compare_all(folder: Folder, layouts: Sequence[Layout] = LAYOUTS) -> Iterator[Compared]:
-    """Every load on every layout that the folder has runs of. Each is simulated as often as it was run, each time with
-    another seed of the machine's unsteadiness. Raises ConfigError if the folder lacks what they are made with."""
+    """Every load on every layout that the folder has runs of. Each run is simulated `NUM_SEEDS` times, with the pace of
+    the steps around it. Raises ConfigError if the folder lacks what they are made with."""
     facts = folder.facts()
     config = ModelConfig.from_dir(resolve(facts.asked, needs_weights=False).path)
     for layout in layouts:
         profile = folder.profile(layout.threads(facts.num_cores))
+        kv = config.kv_layout(BLOCK_SIZE, Dtype(profile.dtype))
         for load in loads_of(facts):
-            if measured := folder.runs(layout.name, load.name):
-                predicted = [predict(load, layout, profile, config, seed) for seed in range(len(measured))]
-                yield from compare(layout.name, load.name, load.slo, predicted, measured)
+            measured = folder.runs(layout.name, load.name, facts.repetitions)
+            predicted = []
+            for number, (_, steps) in enumerate(measured):
+                pace = pace_around(steps, profile)
+                seeds = range(number * NUM_SEEDS, (number + 1) * NUM_SEEDS)
+                predicted.append([predict(load, layout, profile, pace, kv, seed) for seed in seeds])
+            if measured:
+                yield from compare(layout.name, load.name, load.slo, predicted, [run for run, _ in measured])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import random
 import signal
 import statistics
 import subprocess
@@ -165,24 +166,31 @@ class Sampler:
         if other_than is not None:
             self._seconds |= {(case, 1): [] for case in plan.busy}
         self._before: dict[Case, list[float]] = {case: [] for case in plan.busy}
+        self._order = list(self._seconds)
+        random.Random(0).shuffle(self._order)  # so that even a short while has steps of all kinds
         self._turn = 0
 
     @property
     def num_rounds(self) -> float:
         """How often all cases had their turn."""
-        return self._turn / len(self._seconds)
+        return self._turn / len(self._order)
 
-    def go_on(self, seconds: float, least_rounds: int = 0, say: Say = lambda _: None) -> None:
-        """Goes on where it was, for about so long, and until there were so many rounds. Raises ModelError."""
-        cases = list(self._seconds)
+    def go_on(self, seconds: float, least_rounds: int = 0, say: Say = lambda _: None) -> list[StepSample]:
+        """Goes on where it was, for about so long, and until there were so many rounds. Gives what it found meanwhile.
+        Raises ModelError."""
+        cases = self._order
+        found: list[StepSample] = []
         until = time.monotonic() + seconds
         while time.monotonic() < until or self._turn < least_rounds * len(cases):
             place = self._turn % len(cases)
             if not place:
                 say(f"steps of the engine: {len(cases)} shapes, round {self._turn // len(cases) + 1}")
             case, num_busy = cases[place]
-            self._seconds[case, num_busy] += self._run(case, num_busy)
+            taken = self._run(case, num_busy)
+            self._seconds[case, num_busy] += taken
+            found.append(_sample(case, num_busy, taken, ()))
             self._turn += 1
+        return found
 
     def samples(self) -> list[StepSample]:
         """What was found so far, of cases that had a turn."""

@@ -91,20 +91,30 @@ def fit_slow_down(fit: StepFit, samples: Sequence[StepSample]) -> SlowDown | Non
 
 def unsteadiness_of(samples: Sequence[StepSample]) -> Unsteadiness:
     """How far single steps alone were from the middle of their shape: what of it the machine does, not the model."""
+    found = factors_of(samples)
+    return Unsteadiness(_with_mean_one(found.decode), _with_mean_one(found.prompt))
+
+
+def factors_of(samples: Sequence[StepSample]) -> Unsteadiness:
+    """As many equally likely factors as are told, or none, by which single steps alone took longer than `seconds`."""
     found: dict[bool, list[float]] = {False: [], True: []}
     for sample in samples:
         if not sample.num_busy and sample.seconds > 0:
             has_prompt = StepShape(*sample.shape).prompt_tokens >= LEAST_PROMPT
             found[has_prompt] += [each / sample.seconds for each in sample.each_s]
-    return Unsteadiness(decode=_factors(found[False]), prompt=_factors(found[True]))
+    return Unsteadiness(_quantiles(found[False]), _quantiles(found[True]))
 
 
-def _factors(ratios: Sequence[float]) -> tuple[float, ...]:
-    """As many equally likely ones as are told, with a mean of 1."""
+def _quantiles(ratios: Sequence[float]) -> tuple[float, ...]:
     if not ratios:
-        return (1.0,)
-    ordered = np.quantile(ratios, (np.arange(NUM_FACTORS) + 0.5) / NUM_FACTORS, method="inverted_cdf")
-    return tuple((ordered / ordered.mean()).tolist())
+        return ()
+    places = (np.arange(NUM_FACTORS) + 0.5) / NUM_FACTORS
+    found: list[float] = np.quantile(ratios, places, method="inverted_cdf").tolist()
+    return tuple(found)
+
+
+def _with_mean_one(factors: Sequence[float]) -> tuple[float, ...]:
+    return tuple(each / statistics.fmean(factors) for each in factors) or (1.0,)
 
 
 def fit_transfers(samples: Sequence[TransferSample]) -> tuple[TransferFit, ...]:

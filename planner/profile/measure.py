@@ -179,13 +179,12 @@ class Profiling:
             (lambda mine: prompts if mine is decode else decode) if places.has_two else None,
         )
 
-    def measure_steps(self, seconds: float | None = None) -> None:
-        """For as long as the plan wants, or for so many seconds."""
+    def measure_steps(self, seconds: float | None = None) -> list[StepSample]:
+        """For as long as the plan wants, or for so many seconds. Gives what was found meanwhile."""
         with self._watch.watching():
             if seconds is None:
-                self._sampler.go_on(self._plan.most_s, self._plan.least_rounds, self._say)
-            else:
-                self._sampler.go_on(seconds)
+                return self._sampler.go_on(self._plan.most_s, self._plan.least_rounds, self._say)
+            return self._sampler.go_on(seconds)
 
     def measure_each_once(self) -> None:
         """One round of all steps."""

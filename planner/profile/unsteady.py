@@ -11,17 +11,18 @@ import random
 
 from twinpool.planner.profile.fit import LEAST_PROMPT
 from twinpool.planner.profile.fitted_times import FittedTimes
+from twinpool.planner.profile.saved import Unsteadiness
 from twinpool.planner.step_shape import StepShape
 from twinpool.planner.times.service_times import Overheads
 
 
 class UnsteadyTimes:
-    """The times of a profile, with its unsteadiness."""
+    """The times of a profile, with its unsteadiness, or another one."""
 
-    def __init__(self, steady: FittedTimes, seed: int) -> None:
+    def __init__(self, steady: FittedTimes, seed: int, unsteadiness: Unsteadiness | None = None) -> None:
         self._steady = steady
         self._seed = seed
-        self._factors = steady.profile.unsteadiness
+        self._factors = unsteadiness or steady.profile.unsteadiness
 
     @property
     def name(self) -> str:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pytest
-from support.made_profiles import made_profile
+from support.made_profiles import PLAN, made_profile, sampled
 
 from twinpool.bench.serving.record import Run
 from twinpool.errors import ConfigError
@@ -16,16 +18,19 @@ from twinpool.planner.accuracy.__main__ import EXIT_SETTING, main
 from twinpool.planner.accuracy.comparing import TOLD, Compared, compare, errors_of, summary, table
 from twinpool.planner.accuracy.folder import Facts, Folder
 from twinpool.planner.accuracy.layouts import LAYOUTS
-from twinpool.planner.accuracy.loads import SHARES, WORKLOADS, Yardstick, make_loads
+from twinpool.planner.accuracy.loads import SHARES, WORKLOADS, Yardstick, loads_of, make_loads
+from twinpool.planner.accuracy.measuring import Wanted, measure_all
+from twinpool.planner.accuracy.predicting import pace_around, predict
 from twinpool.planner.accuracy.report import BEGIN, END, measured_section, renewed
 from twinpool.planner.profile.fitted_times import FittedTimes
+from twinpool.planner.profile.saved import Unsteadiness
 from twinpool.planner.simulator.driver import simulate
 
 TIMES = FittedTimes(made_profile())
 KV = KVLayout(30, 3, 64, 16, Dtype.BFLOAT16)
 YARDSTICK = Yardstick.of(TIMES)
 FACTS = Facts(
-    "made-up", None, 5.0, 1, YARDSTICK.prompt_token_s, YARDSTICK.stream_token_s, 2, "A processor",
+    "made-up", None, 5.0, 1, 2, YARDSTICK.prompt_token_s, YARDSTICK.stream_token_s, 2, "A processor",
     "2026-01-02T03:04:05+00:00", "python",
 )  # fmt: skip
 
@@ -54,9 +59,9 @@ def test_each_layout_simulates_a_load_to_its_end_and_agrees_with_itself() -> Non
     for layout in LAYOUTS:
         deployment = layout.deployment(TIMES, KV, 8192)
         run = simulate(deployment, load.shapes).as_run()
-        found = compare(layout.name, load.name, load.slo, [run], [run, run])
+        found = compare(layout.name, load.name, load.slo, [[run, run], [run]], [run, run])
         assert [each.figure for each in found] == list(TOLD)
-        assert all(each.error == each.repeat_error == 0 for each in found)
+        assert all(each.error == each.run_spread == 0 for each in found)
         assert all(math.isfinite(each.measured) for each in found)
 
 
@@ -81,13 +86,14 @@ def test_errors_are_relative_to_what_was_measured() -> None:
     found = errors_of([compared(1.1, 1.0), compared(0.8, 1.0), compared(1.0, 1.0)])
     assert (found.median, found.worst, found.num) == (pytest.approx(0.1), pytest.approx(0.2), 3)
     assert found.worst_one == compared(0.8, 1.0)
-    twice = compared(1.0, 1.2, 0.8)
-    assert (twice.error, twice.repeat_error) == pytest.approx((0.0, 0.5))
+    assert compared(1.1, 1.0, 0.5, 1.2).error == pytest.approx(0.1)
+    assert compared(1.1, 1.0, 0.5, 1.2).run_errors == pytest.approx((0.0, -0.5, 0.2))
+    assert compared(1.1, 1.0, 0.5, 1.2).run_spread == pytest.approx(0.7 / 3)
 
 
 def test_tables_tell_both_values_and_the_error() -> None:
     found = [Compared("1P1D", "chat, low", name, 0.11, (0.1, 0.1)) for name in TOLD]
-    assert "| 1P1D | chat, low | 110.0 / 100.0 (+10%) |" in table(found)[2]
+    assert "| 1P1D | chat, low | 110.0 / 100.0 (+10% ±0%) |" in table(found)[2]
     assert summary(found)[-1].startswith("| all | 5 | 10.0% |")
 
 
@@ -109,11 +115,49 @@ def test_a_folder_gives_back_what_was_put_in_and_says_what_it_lacks(tmp_path: Pa
     folder.save_facts(FACTS)
     folder.save_profile(made_profile())
     run = Run(started_at="now", duration_s=1.0, requests=(), senders=(), settings={"arm": "1P1D"})
-    folder.save_run("1P1D", "chat, low", 0, run)
-    folder.save_run("1P1D", "chat, low", 1, run)
+    steps = sampled(PLAN.alone[:3])
+    folder.save_run("1P1D", "chat, low", 0, run, steps)
+    folder.save_run("1P1D", "chat, low", 2, run, [])
     assert (folder.facts(), folder.profile(1)) == (FACTS, made_profile())
-    assert folder.runs("1P1D", "chat, low") == [run, run]
-    assert folder.runs("1P1D", "chat, high") == []
+    assert [folder.has_run("1P1D", "chat, low", number) for number in range(3)] == [True, False, True]
+    assert folder.runs("1P1D", "chat, low", 3) == [(run, steps), (run, [])]
+    assert folder.runs("1P1D", "chat, high", 3) == []
+    (folder.path / "facts.json").write_text("{}")
+    with pytest.raises(ConfigError, match="not of this version"):
+        folder.facts()
+
+
+def test_measuring_goes_on_only_with_what_it_began_with(tmp_path: Path) -> None:
+    folder = Folder(tmp_path)
+    folder.save_facts(FACTS)
+    run = Run(started_at="now", duration_s=1.0, requests=(), senders=(), settings={})
+    for layout in LAYOUTS:
+        for load in loads_of(FACTS):
+            for number in range(FACTS.repetitions):
+                folder.save_run(layout.name, load.name, number, run, [])
+    wanted = Wanted(FACTS.asked, FACTS.seconds, FACTS.seed, FACTS.repetitions, "python")
+    with pytest.raises(ConfigError, match="has all runs"):
+        measure_all(folder, wanted, print)
+    with pytest.raises(ConfigError, match=r"runs are of seconds 5\.0, not 6\.0"):
+        measure_all(folder, dataclasses.replace(wanted, seconds=6.0), print)
+
+
+def test_a_run_is_predicted_at_the_pace_of_the_steps_around_it() -> None:
+    profile = made_profile()
+    decode, prompt = (
+        next(each for each in profile.measurements.steps if each.part == part)
+        for part in ("decode", "prompt")
+    )
+    slow = msgspec.structs.replace(decode, each_s=(1.5 * decode.seconds, 1.7 * decode.seconds))
+    unknown = msgspec.structs.replace(prompt, name="never seen", each_s=(9.0,))
+    pace = pace_around([slow, unknown], profile)
+    assert np.mean(pace.decode) == pytest.approx(1.6)
+    assert pace.prompt == profile.unsteadiness.prompt
+    load = make_loads(YARDSTICK, 2.0, 1)[0]
+    fast, slowed = (
+        predict(load, LAYOUTS[0], profile, each, KV, 0).duration_s for each in (Unsteadiness(), pace)
+    )
+    assert slowed > 1.2 * fast
 
 
 def test_the_program_says_what_it_lacks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
