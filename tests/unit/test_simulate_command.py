@@ -194,8 +194,13 @@ def test_a_profile_is_doubted_aloud(capsys: pytest.CaptureFixture[str], tmp_path
     )
     save_profile(made, file)
     flags = ("--kv-memory", "8GiB", "--max-model-len", "1024", "--disable-tqdm")
-    assert main(["simulate", "--profile", str(file), *flags, *SMALL]) == 0
+    page = tmp_path / "page.html"
+    assert (
+        main(["simulate", "--profile", str(file), *flags, *SMALL, "--report", str(page), "--label", "x"]) == 0
+    )
     told = capsys.readouterr().out
+    assert "prompts: the fit is far off" in page.read_text()
+    assert "x, simulated" in page.read_text()
     assert "WARNING: prompts: the fit is far off" in told
     assert "WARNING: the profile was measured on a processor of another machine" in told
 

@@ -236,11 +236,14 @@ def _tell(
 
 
 def _report(page: Path, args: argparse.Namespace, simulation: Simulation, seen: Run, slo: Slo | None) -> None:
+    import msgspec
+
     from twinpool.bench.reports.page import write_report
     from twinpool.bench.reports.saved import report_of
 
-    title = args.label or f"{simulation.layout_name}, simulated"
+    title = f"{args.label or simulation.layout_name}, simulated"
     report = report_of([(title, seen)], title, slo, ", ".join(args.slo or args.goodput), seen.started_at)
+    report = msgspec.structs.replace(report, warnings=simulation.warnings)
     for file in write_report(page, report, page.with_suffix(".json")):
         print(f"report: {file}")
 
