@@ -14,7 +14,7 @@ from twinpool.bench.serving.distributions import Values, percentile
 from twinpool.bench.serving.slo import Slo
 from twinpool.config import Role
 from twinpool.planner.deployment import Deployment
-from twinpool.planner.plan.rates import Capacity, highest_rate
+from twinpool.planner.plan.rates import Capacity, grid_rate, highest_rate, nearest_place
 from twinpool.planner.plan.traffic import Traffic
 
 WARM_UP_SHARE, TAIL_SHARE = 0.25, 0.1
@@ -136,14 +136,31 @@ class Laboratory:
     def capacity(
         self, setting: Setting, slo: Slo, replication: int, start: float, most: float, width: int = 2
     ) -> Capacity:
-        """The highest rate up to `most` at which enough requests of a stretch meet the objectives."""
+        """The highest rate up to `most` at which enough requests of a stretch meet the objectives. What was simulated
+        of the stretch, for whatever objectives, narrows the search."""
 
         def share_at(rate: float) -> float:
             share = self.seen(setting, rate, replication).share_good(slo)
             self.say(f"{setting.name} at {rate:.3g} requests/s: {share:.0%} within the objectives")
             return share
 
-        return highest_rate(share_at, start=start, most=most, target=self.target, width=width)
+        known = self._shares_of(setting, slo, replication)
+        return highest_rate(share_at, start=start, most=most, target=self.target, width=width, known=known)
+
+    def holding(self, setting: Setting, slo: Slo) -> list[Seen]:
+        """What was seen at rates at which enough requests of the stretch met the objectives."""
+        wanted = (setting.name, setting.traffic.name, setting.num_requests)
+        found = (seen for key, seen in self._seen.items() if key[:3] == wanted)
+        return [seen for seen in found if seen.share_good(slo) >= self.target]
+
+    def _shares_of(self, setting: Setting, slo: Slo, replication: int) -> dict[float, float]:
+        """Of one stretch, by those rates of the grid that were simulated."""
+        wanted = (setting.name, setting.traffic.name, setting.num_requests, replication)
+        return {
+            rate: seen.share_good(slo)
+            for (*key, rate), seen in self._seen.items()
+            if tuple(key) == wanted and grid_rate(nearest_place(rate)) == rate
+        }
 
     def point(self, setting: Setting, slo: Slo, rate: float, replications: Sequence[int]) -> Point:
         """What that rate comes to."""

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from twinpool.bench.reports.model import Interval
+from twinpool.bench.reports.words import percent
 from twinpool.bench.serving.slo import Slo
+from twinpool.config import Role
 from twinpool.planner.plan.bounds import bound
 from twinpool.planner.plan.experiments import Setting
 from twinpool.planner.plan.layouts import Fleet, Layout
@@ -17,6 +19,8 @@ from twinpool.planner.plan.study import Study
 MORE = 1.25
 """Of KV memory, or of what an objective allows."""
 REPLICATIONS = 3
+ENOUGH_KV = 0.7
+"""Of a worker's blocks: if requests never hold more, nothing ever waits for blocks, and more of them change nothing."""
 LEAST_CHANGE = 0.01
 """A smaller one changes nothing that matters, however sure it is."""
 
@@ -34,11 +38,13 @@ class Change(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Effect:
-    """What a change does to the highest rate, relatively (None: not known). `layout` is what it makes, if another."""
+    """What a change does to the highest rate, relatively (None: not known, or not tried: then `note` says why).
+    `layout` is what it makes, if another."""
 
     change: Change
     capacity: Interval | None
     layout: str = ""
+    note: str = ""
 
     @property
     def shown(self) -> float:
@@ -54,7 +60,12 @@ def perturb(study: Study, layout: Layout, found: list[Effect]) -> None:
     for change in _changes(layout):
         match change:
             case Change.KV:
-                found.append(_effect(study, layout, change, fleet=fleet.with_more_kv(MORE)))
+                most = _most_kv_share(study, layout)
+                if most < ENOUGH_KV:
+                    note = f"not tried: {percent(most)} were in use at most, up to the highest rate"
+                    found.append(Effect(change, None, note=note))
+                else:
+                    found.append(_effect(study, layout, change, fleet=fleet.with_more_kv(MORE)))
             case Change.ITL:
                 if slo.itl_p99_s is not None or slo.tpot_s is not None:
                     found.append(_effect(study, layout, change, slo=_looser(slo, "itl_p99_s", "tpot_s")))
@@ -80,6 +91,14 @@ def _changed(layout: Layout, change: Change) -> Layout | None:
         Change.COLOCATED: lambda: layout.changed(colocated=1),
     }
     return made[change]()
+
+
+def _most_kv_share(study: Study, layout: Layout) -> float:
+    """The largest share of a worker's blocks that requests held, whose KV the change is about, at rates that hold."""
+    setting, question = study.setting(layout), study.question
+    role = Role.DECODE if layout.is_split else Role.COLOCATED
+    seen = study.lab.holding(setting, question.slo)
+    return max((each.uses[role].most_kv_share for each in seen if role in each.uses), default=1.0)
 
 
 def _effect(

@@ -11,6 +11,7 @@ from twinpool.planner.plan.experiments import Setting, Simulate
 from twinpool.planner.plan.layouts import Fleet, Layout
 from twinpool.planner.plan.perturbing import Effect, perturb
 from twinpool.planner.plan.result import Case, PoolUse
+from twinpool.planner.plan.search import Search
 from twinpool.planner.plan.study import Question, Study
 from twinpool.planner.times.floor import refuse_faster_plan
 
@@ -18,6 +19,9 @@ UNSAID_USE = 0.8
 """Of the capacity: the rate that cases are told at where nobody said one."""
 _MORE_TRAFFIC, _LONGER_PROMPTS = 0.2, 1.2
 _CASE_REPLICATIONS = 2
+"""Short stretches."""
+_MAP_SHARE = 0.2
+"""Of the effort: what the map may take beside what decides."""
 
 
 @dataclass(slots=True)
@@ -30,9 +34,10 @@ class Planning:
     model: str = ""
     price_per_hour: float | None = None
     say: Callable[[str], None] = lambda _: None
+    wants_map: bool = False
+    """Whether further layouts of the map over prefill and decode workers are simulated."""
     study: Study = field(init=False)
-    recommended: Layout | None = None
-    finalists: list[Layout] = field(default_factory=list)
+    search: Search = field(init=False)
     effects: list[Effect] = field(default_factory=list)
     cases: list[Case] = field(default_factory=list)
     was_interrupted: bool = False
@@ -40,6 +45,12 @@ class Planning:
     def __post_init__(self) -> None:
         """Raises ConfigError if no layout can do it."""
         self.study = Study(self.question, self.fleet, self.simulate, self.say)
+        self.search = Search(self.study)
+
+    @property
+    def recommended(self) -> Layout | None:
+        """As well as it is known."""
+        return self.search.recommended
 
     def run(self) -> None:
         """All phases, or those until Ctrl-C.
@@ -49,24 +60,20 @@ class Planning:
         """
         study = self.study
         try:
-            study.survey(self.question.budget)
-            self.recommended = study.best(study.rough)
-            size = study.fewest()
-            self.finalists = study.finalists(size)
-            study.confirm(self.finalists)
-            self.recommended = study.best(self.finalists) or self.recommended
+            self.search.run()
             if self.recommended is not None and self.recommended in study.sure:
                 perturb(study, self.recommended, self.effects)
                 self._stress(self.recommended)
-            self._fill()
+            if self.wants_map:
+                self._fill()
         except KeyboardInterrupt:
             self.was_interrupted = True
-            self.recommended = study.best(study.sure) or study.best(study.rough)
+            self.search.recommended = study.best(study.sure) or study.best(study.rough)
         self._hold_against_roofline()
 
     def _stress(self, layout: Layout) -> None:
         """The traffic, more and less of it, longer prompts, and each role without one of its workers."""
-        rate, own = self.rate(layout), self.study.setting(layout)
+        rate, own = self.rate(layout), self.study.short_setting(layout)
         longer = self.question.traffic.longer(_LONGER_PROMPTS)
         more = percent(_MORE_TRAFFIC)
         self._case("the traffic", own, rate)
@@ -111,9 +118,11 @@ class Planning:
         return UNSAID_USE * (self.study.rate(layout) or 0.0) if said is None else said
 
     def _fill(self) -> None:
-        """Further layouts of the map, the nearest to the best first, for the effort that is left."""
+        """Further layouts of the map, the nearest to the best first, for a share of the effort."""
+        lab = self.study.lab
+        least = lab.num_left - _MAP_SHARE * self.question.effort
         for layout in self.map_layouts():
-            if self.study.lab.num_left <= 0:
+            if lab.num_left <= max(0.0, least):
                 return
             if layout in self.study.layouts(layout.num_accelerators):
                 self.study.rough_rate(layout)

@@ -8,7 +8,7 @@ through both shares meets the target.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -44,38 +44,47 @@ def nearest_place(rate: float) -> int:
 
 
 def highest_rate(
-    share_at: Callable[[float], float], *, start: float, most: float, target: float, width: int = 2
+    share_at: Callable[[float], float],
+    *,
+    start: float,
+    most: float,
+    target: float,
+    width: int = 2,
+    known: Mapping[float, float] | None = None,
 ) -> Capacity:
     """`share_at` says which share of requests meets the objective at a rate; it holds where that is `target`. Begins at
     `start`, above 0, goes on by `width` grid places, then twice as many and so on, and ends when `low` and `high` are
-    `width` places from each other. No rate above `most` is tried: what holds there is said to hold up to it."""
-    shares: dict[int, float] = {}
-
-    def holds(place: int) -> bool:
-        if place not in shares:
-            shares[place] = share_at(grid_rate(place))
-        return shares[place] >= target
-
+    `width` places from each other. No rate above `most` is tried: what holds there is said to hold up to it. `known`
+    are shares by rate: the search stays within what they enclose, and asks for none of them."""
     last = nearest_place(most)
-    first = min(nearest_place(start), last)
-    low = high = first
-    reach = width
-    if holds(first):
-        while holds(high):
-            if high >= last:
-                return Capacity(most, grid_rate(high), math.inf, len(shares))
-            low, high, reach = high, min(high + reach, last), 2 * reach
-    else:
-        while not holds(low):
-            if low <= first - _SPAN:
-                return Capacity(0.0, 0.0, grid_rate(low), len(shares))
-            low, high, reach = max(low - reach, first - _SPAN), low, 2 * reach
-    while high - low > width:
-        middle = (low + high) // 2
-        low, high = (middle, high) if holds(middle) else (low, middle)
+    place = min(nearest_place(start), last)
+    least = place - _SPAN
+    shares = {nearest_place(rate): share for rate, share in (known or {}).items()}
+    num_known = len(shares)
+    within = {at: share >= target for at, share in shares.items() if at <= last}
+    low = max((at for at, holds in within.items() if holds), default=None)
+    high = min((at for at, holds in within.items() if not holds and (low is None or at > low)), default=None)
+    reach, direction, is_halving = width, 0, False
+    while low is None or high is None or high - low > width:
+        if low is not None and low >= last:
+            return Capacity(most, grid_rate(low), math.inf, len(shares) - num_known)
+        if high is not None and high <= least:
+            return Capacity(0.0, 0.0, grid_rate(high), len(shares) - num_known)
+        place = max(place, least if low is None else low + 1)
+        place = min(place, last if high is None else high - 1)
+        shares[place] = share_at(grid_rate(place))
+        step = 1 if shares[place] >= target else -1
+        low, high = (place, high) if step > 0 else (low, place)
+        direction = direction or step
+        is_halving = is_halving or step != direction
+        place += step * reach
+        reach *= 2
+        if low is not None and high is not None:
+            middle = (low + high) // 2
+            place = middle if is_halving else min(place, middle) if step > 0 else max(place, middle)
     above, below = shares[low] - target, target - shares[high]
-    place = low + (high - low) * above / (above + below)
-    return Capacity(float(GRID**place), grid_rate(low), grid_rate(high), len(shares))
+    rate = float(GRID ** (low + (high - low) * above / (above + below)))
+    return Capacity(rate, grid_rate(low), grid_rate(high), len(shares) - num_known)
 
 
 def interval_of(values: Sequence[float], confidence: float) -> Interval:

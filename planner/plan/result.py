@@ -6,7 +6,7 @@ import msgspec
 
 from twinpool.bench.reports.model import Interval
 
-FORMAT = 1
+FORMAT = 2
 """Of the JSON; another number means other fields."""
 
 
@@ -50,8 +50,8 @@ class Tried(msgspec.Struct, frozen=True):
 
 class Planned(msgspec.Struct, frozen=True, kw_only=True):
     """One layout. `rate` is the highest at which enough requests meet the objectives: with ends from replications,
-    without from one rough search, None: it is below `bound_per_s` and, where that is known, `below_per_s`.
-    `goodput_per_accelerator` counts the requests that meet them."""
+    without from one rough search. None: it was not searched for, `pruned` says why; it is below `bound_per_s` and,
+    where that is known, `below_per_s`. `goodput_per_accelerator` counts the requests that meet them."""
 
     name: str
     prefill: int
@@ -64,6 +64,7 @@ class Planned(msgspec.Struct, frozen=True, kw_only=True):
     bound_per_s: float
     bound_by: str
     below_per_s: float | None = None
+    pruned: str = ""
     rate: Interval | None = None
     goodput_per_accelerator: Interval | None = None
     num_replications: int = 0
@@ -83,6 +84,15 @@ class EffectRow(msgspec.Struct, frozen=True, kw_only=True):
     layout: str
     capacity: Interval | None
     is_shown: bool
+    note: str = ""
+    """Why it was not tried."""
+
+
+class Size(msgspec.Struct, frozen=True):
+    """What the search found of so many accelerators, where a rate was said."""
+
+    num_accelerators: int
+    verdict: str
 
 
 class PoolUse(msgspec.Struct, frozen=True):
@@ -137,6 +147,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     traffic: TrafficFacts
     memory: tuple[Memory, ...]
     layouts: tuple[Planned, ...]
+    sizes: tuple[Size, ...] = ()
+    """Ascending; those that are missing hold no worker, or were not needed."""
     recommended: str | None = None
     serves: bool | None = None
     """Whether it serves the traffic's rate; None: nobody said a rate."""

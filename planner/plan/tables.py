@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from textwrap import wrap
 
@@ -16,7 +17,9 @@ _WIDTH = 110
 def layout_table(plan: Plan, most: int | None = _MOST_LAYOUTS) -> Table:
     """The layouts that were simulated, the best first."""
     simulated = [
-        layout for layout in plan.layouts if layout.rate is not None or layout.below_per_s is not None
+        layout
+        for layout in plan.layouts
+        if layout.rate is not None or (layout.below_per_s or math.inf) < layout.bound_per_s
     ]
     names = ("layout", "accelerators", "requests/s", "goodput each", "at most", "which is set by")
     shown = simulated[:most]
@@ -110,7 +113,7 @@ def effect_table(plan: Plan) -> Table:
             effect.change,
             effect.layout,
             NONE if effect.capacity is None else _change(effect.capacity),
-            "" if effect.is_shown else "nothing shown",
+            effect.note or ("" if effect.is_shown else "nothing shown"),
         )
         for effect in plan.effects
     )

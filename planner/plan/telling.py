@@ -13,7 +13,17 @@ from twinpool.planner.plan.capacity import GIB
 from twinpool.planner.plan.cost import RequestWork, cost
 from twinpool.planner.plan.layouts import Layout
 from twinpool.planner.plan.planning import Planning
-from twinpool.planner.plan.result import Case, CostRow, EffectRow, Memory, Plan, Planned, TrafficFacts, Tried
+from twinpool.planner.plan.result import (
+    Case,
+    CostRow,
+    EffectRow,
+    Memory,
+    Plan,
+    Planned,
+    Size,
+    TrafficFacts,
+    Tried,
+)
 from twinpool.planner.plan.words import compared, constraint
 
 
@@ -28,6 +38,7 @@ def plan_of(planning: Planning) -> Plan:
             layout=effect.layout,
             capacity=effect.capacity,
             is_shown=bool(effect.shown),
+            note=effect.note,
         )
         for effect in planning.effects
     )
@@ -42,6 +53,7 @@ def plan_of(planning: Planning) -> Plan:
         traffic=_traffic(planning),
         memory=tuple(_memory(planning)),
         layouts=tuple(_planned(planning)),
+        sizes=tuple(Size(count, verdict.value) for count, verdict in sorted(planning.search.sizes.items())),
         recommended=None if layout is None else layout.name,
         serves=None if layout is None else _serves(planning, layout),
         headroom=None if layout is None else _headroom(planning, layout),
@@ -96,13 +108,13 @@ def _planned(planning: Planning) -> Iterator[Planned]:
     """Those that were simulated, the best first, then the rest of the map."""
     study = planning.study
     known = sorted(study.rough, key=lambda each: (-(study.rate(each) or 0.0), each))
-    known += sorted(study.below, key=lambda each: (-study.below[each], each))
+    known += sorted(study.pruned, key=lambda each: (-study.pruned[each].below_per_s, each))
     rest = (each for each in planning.map_layouts() if each in study.layouts(each.num_accelerators))
     yield from (_row(planning, layout) for layout in dict.fromkeys((*known, *rest)))
 
 
 def _row(planning: Planning, layout: Layout) -> Planned:
-    bound = planning.study.bound(layout)
+    bound, pruned = planning.study.bound(layout), planning.study.pruned.get(layout)
     rate = _rate(planning, layout)
     share = planning.question.attainment / layout.num_accelerators
     shares = planning.study.lab.shares(planning.study.setting(layout), planning.question.slo)
@@ -117,7 +129,8 @@ def _row(planning: Planning, layout: Layout) -> Planned:
         num_accelerators=layout.num_accelerators,
         bound_per_s=bound.rate_per_s,
         bound_by=f"{bound.role.value}: {bound.limit.value}",
-        below_per_s=planning.study.below.get(layout),
+        below_per_s=None if pruned is None else pruned.below_per_s,
+        pruned="" if pruned is None else pruned.why.value,
         rate=rate,
         goodput_per_accelerator=None if rate is None else _scaled(rate, share),
         num_replications=len(planning.study.sure.get(layout, ())),
@@ -180,7 +193,7 @@ def _costs(planning: Planning, layout: Layout) -> Iterator[CostRow]:
 
 
 def _best_of_both(planning: Planning) -> tuple[Layout | None, Layout | None]:
-    study, finalists = planning.study, planning.finalists
+    study, finalists = planning.study, planning.search.finalists
     split = study.best(layout for layout in finalists if layout.is_split)
     return split, study.best(layout for layout in finalists if not layout.is_split)
 
@@ -226,7 +239,7 @@ def _verdict(planning: Planning, layout: Layout) -> str:
         return f"{serves}: the most that was found with {_accelerators(count)}."
     if rate >= wanted:
         headroom = signed_percent(rate / wanted - 1)
-        fewest = ", the fewest that were found to serve it" if planning.finalists else ""
+        fewest = ", the fewest that were found to serve it" if planning.search.finalists else ""
         return f"{serves}; the traffic is {number(wanted)}: {headroom} headroom with {_accelerators(count)}{fewest}."
     needed = math.ceil(count * wanted / rate) if rate else 0
     remedy = f"; some {needed} would (--budget {needed})" if needed else ""
@@ -240,7 +253,7 @@ def _accelerators(count: int) -> str:
 def _without_comparison(planning: Planning) -> str:
     """Of splitting, where no split and colocated layout of the recommended size were compared."""
     study, budget = planning.study, planning.question.budget
-    splits = [each for each in (*study.rough, *study.below) if each.is_split]
+    splits = [each for each in (*study.rough, *study.pruned) if each.is_split]
     if not splits:
         fewest = 2 * min(planning.fleet.kinds)
         if not planning.fleet.can_split:

@@ -99,7 +99,8 @@ def traffic_of(shapes: Sequence[Shape], rate_per_s: float | None = None, name: s
         ConfigError: there are fewer than two requests, or none of them has an output of more than one token.
     """
     if len(shapes) < 2:
-        raise ConfigError(f"{name} has {len(shapes)} requests; a plan needs 2 at least, better some hundreds")
+        count = "1 request" if len(shapes) == 1 else f"{len(shapes)} requests"
+        raise ConfigError(f"{name} has {count}; a plan needs 2 at least, better some hundreds")
     if max(shape.output_tokens for shape in shapes) < 2:
         raise ConfigError(
             f"{name} has no outputs: none is longer than 1 token, so nothing would be decoded; give the lengths of "

@@ -81,7 +81,7 @@ def effect_words(effect: Effect) -> str:
     """Like "one more decode worker (3P6D) raises capacity by 12 % [9, 15]"."""
     what = effect.change.value + (f" ({effect.layout})" if effect.layout else "")
     if effect.capacity is None:
-        return f"{what}: not known"
+        return f"{what}: {effect.note or 'not known'}"
     if not effect.shown:
         return f"{what} changes nothing that shows {bracketed(effect.capacity, signed_percent)}".rstrip()
     verb = "raises" if effect.shown > 0 else "lowers"

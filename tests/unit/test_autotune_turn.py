@@ -37,6 +37,7 @@ from twinpool.planner.autotune.words import (
 )
 from twinpool.planner.plan.layouts import Layout
 from twinpool.planner.plan.simulated import simulated
+from twinpool.planner.plan.search import Search
 from twinpool.planner.plan.study import Question, Study
 from twinpool.planner.plan.traffic import traffic_of
 from twinpool.planner.simulator.driver import simulate
@@ -86,7 +87,7 @@ def planned_best(phase: Phase, size: int) -> Split:
     """What the planner calls best for such traffic."""
     traffic = traffic_of(trace(phase, 0.0, 120.0, seed=77))
     study = Study(Question(traffic, SLO, ATTAINMENT, size, effort=10_000), FLEET, simulated)
-    study.survey(size)
+    Search(study).survey(size)
     best = study.best(study.rough)
     assert best is not None
     return Split(best.prefill, best.decode)

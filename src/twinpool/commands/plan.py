@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import time
 from dataclasses import replace
@@ -127,8 +128,7 @@ def run(args: argparse.Namespace) -> int:
     if slo is None:
         raise ConfigError("--slo is not given; name an objective at least, like --slo ttft=2s --slo itl=50ms")
     require("--price", args.price, args.price is None or args.price >= 0, "0 or more an hour")
-    is_page = args.report is None or args.report.suffix == ".html"
-    require("--report", str(args.report), is_page, "a name that ends in .html")
+    _check_report(args.report)
     dataset = _dataset(args)
     found = hardware(args, dataset.max_model_len)
     traffic = _traffic(args, replace(dataset, max_model_len=found.max_model_len))
@@ -153,6 +153,7 @@ def run(args: argparse.Namespace) -> int:
         model=found.model.name,
         price_per_hour=args.price,
         say=progress,
+        wants_map=args.report is not None,
     )
     planning.run()
     progress.end()
@@ -161,6 +162,18 @@ def run(args: argparse.Namespace) -> int:
     if plan.was_interrupted:
         return EXIT_INTERRUPTED
     return EXIT_DONE if plan.recommended is not None else EXIT_NO_PLAN
+
+
+def _check_report(file: Path | None) -> None:
+    """Raises ConfigError before anything is simulated for a page that cannot be written."""
+    if file is None:
+        return
+    require("--report", str(file), file.suffix == ".html", "a name that ends in .html")
+    folder = file.resolve().parent
+    can_write = (
+        os.access(file if file.exists() else folder, os.W_OK) and folder.is_dir() and not file.is_dir()
+    )
+    require("--report", str(file), can_write, "a file that can be written, in a folder that exists")
 
 
 def _tell(args: argparse.Namespace, plan: Plan) -> None:
@@ -223,8 +236,8 @@ def _fleet(args: argparse.Namespace, found: Hardware) -> Fleet:
     config: SchedulerConfig = config_from(
         args,
         SchedulerConfig,
-        token_budget=args.token_budget or (_CPU_PREFILL_BUDGET if is_cpu else _PREFILL_BUDGET),
-        max_num_seqs=args.max_num_seqs or (_CPU_NUM_SEQS if is_cpu else _NUM_SEQS),
+        token_budget=_given(args.token_budget, _CPU_PREFILL_BUDGET if is_cpu else _PREFILL_BUDGET),
+        max_num_seqs=_given(args.max_num_seqs, _CPU_NUM_SEQS if is_cpu else _NUM_SEQS),
         prefix_cache=not args.no_prefix_cache,
         hybrid=args.hybrid,
     )
@@ -289,6 +302,10 @@ def _moves_kv(kind: WorkerKind) -> bool:
     except ConfigError:
         return False
     return True
+
+
+def _given(value: int | None, default: int) -> int:
+    return default if value is None else value
 
 
 def _counts(flag: str, text: str) -> list[int]:
