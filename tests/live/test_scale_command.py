@@ -40,9 +40,7 @@ async def test_a_command_that_fails_at_the_start_ends_the_server_with_what_it_sa
             await site.run()
     assert "\n" not in str(ended.value)
     role, count, connect, model_dir, deployment, block_size = (tmp_path / "told-prefill").read_text().split()
-    assert (role, count, block_size) == ("decode", "1", "--block-size=8"), (
-        "the other command follows the first"
-    )
+    assert (role, count, block_size) == ("prefill", "1", "--block-size=8")
     assert connect.startswith("tcp://127.0.0.1:")
     assert model_dir == "--model-dir=nowhere"
     assert deployment.startswith("--deployment=")
