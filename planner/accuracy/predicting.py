@@ -34,12 +34,12 @@ def predict(load: Load, layout: Layout, profile: Profile, pace: Unsteadiness, kv
 def pace_around(steps: Sequence[StepSample], profile: Profile) -> Unsteadiness:
     """How much longer each of `steps` took than its shape takes in the profile on average. What there is no step of is
     as it was in the whole profile."""
-    usual_s = {(each.name, each.num_busy): each.seconds for each in profile.measurements.steps}
-    known = [
-        replace(each, seconds=mean_s)
-        for each in steps
-        if (mean_s := usual_s.get((each.name, each.num_busy))) is not None
-    ]
+
+    def kind(step: StepSample) -> tuple[str, int, bool]:
+        return step.name, step.num_busy, step.has_slept
+
+    usual_s = {kind(each): each.seconds for each in profile.measurements.steps}
+    known = [replace(each, seconds=mean_s) for each in steps if (mean_s := usual_s.get(kind(each)))]
     found = factors_of(known)
     return Unsteadiness(
         found.decode or profile.unsteadiness.decode, found.prompt or profile.unsteadiness.prompt

@@ -75,12 +75,13 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """The steps of a profile. `busy` are measured beside a neighbour that does the other pool's work, too. At least
-    `least_rounds` of all of them, for `most_s` if that allows more. Between the rows of `row_knots` the matrix products
-    are interpolated."""
+    """The steps of a profile. `busy` are measured beside a neighbour that does the other pool's work, too, `sleeping`
+    after a worker had nothing to do, alone and beside a neighbour. At least `least_rounds` of all of them, for `most_s`
+    if that allows more. Between the rows of `row_knots` the matrix products are interpolated."""
 
     alone: tuple[Case, ...]
     busy: tuple[Case, ...]
+    sleeping: tuple[Case, ...]
     row_knots: tuple[int, ...]
     neighbour_decode: Case
     neighbour_prompt: Case
@@ -136,7 +137,8 @@ def full_plan(max_model_len: int) -> StepPlan:
         *_prompts((16, 64, 128, 256, 512)),
         *_cached(((128, 512), (256, 1024))),
     )
-    return _fitting(alone, busy, max_model_len, least_rounds=3, most_s=80.0)
+    sleeping = (*_decode((1, 8), 256), *_prompts((32, 128, 256)), *_cached(((128, 512),)))
+    return _fitting(alone, busy, sleeping, max_model_len, least_rounds=3, most_s=100.0)
 
 
 def quick_plan(max_model_len: int) -> StepPlan:
@@ -155,17 +157,20 @@ def quick_plan(max_model_len: int) -> StepPlan:
         *_mixed(3, 150, ((60, 0), (65, 300)), is_held_out=True),
     )
     busy = (*_decode((1, 8), 256), *_decode((8,), 1024), *_prompts((64, 256)), *_cached(((128, 512),)))
-    return _fitting(alone, busy, max_model_len, least_rounds=2, most_s=10.0)
+    sleeping = (*_decode((1,), 256), *_prompts((32, 128)))
+    return _fitting(alone, busy, sleeping, max_model_len, least_rounds=2, most_s=10.0)
 
 
 def _fitting(
-    alone: Sequence[Case], busy: Sequence[Case], max_model_len: int, *, least_rounds: int, most_s: float
-) -> StepPlan:
+    alone: Sequence[Case], busy: Sequence[Case], sleeping: Sequence[Case], max_model_len: int, *, least_rounds: int,
+    most_s: float,
+) -> StepPlan:  # fmt: skip
     held = tuple(case for case in alone if case.longest <= max_model_len)
     most_rows = max(case.num_rows for case in held)
     return StepPlan(
         alone=held,
         busy=tuple(case for case in busy if case.longest <= max_model_len),
+        sleeping=tuple(case for case in sleeping if case.longest <= max_model_len),
         row_knots=tuple(rows for rows in ROW_KNOTS if rows <= most_rows),
         neighbour_decode=Case(Part.DECODE, (min(256, max_model_len),) * 8),
         neighbour_prompt=Case(Part.PROMPT, (), ((min(256, max_model_len), 0),)),

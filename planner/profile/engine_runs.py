@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import psutil
@@ -31,6 +31,8 @@ SHORT_S = 0.1
 """A step that is shorter runs `BURST` times in a row, after one that does not count: as its caches are in a server,
 where steps of one kind follow each other."""
 BURST = 2
+SLEEP_S = 0.12
+"""Without anything to do: what a worker under a light load has between two prompts."""
 FARTHEST = 2.5
 """Times its median: a repetition that took longer tells of something else."""
 Say = Callable[[str], None]
@@ -145,6 +147,14 @@ def engine(settings: WorkerSettings, name: str) -> Iterator[Engine]:
         process.communicate()
 
 
+class Kind(NamedTuple):
+    """What is measured of a case: it beside so many busy workers, and whether the worker has slept before."""
+
+    case: Case
+    num_busy: int = 0
+    has_slept: bool = False
+
+
 class Sampler:
     """Runs the cases of a plan in turns, for as long as it is told, and keeps all durations: what the machine does
     meanwhile touches all of them alike, and measuring can go on later.
@@ -162,65 +172,75 @@ class Sampler:
         self._plan = plan
         self._engine_of = engine_of
         self._other_than = other_than
-        self._seconds: dict[tuple[Case, int], list[float]] = {(case, 0): [] for case in plan.alone}
+        kinds = [Kind(case) for case in plan.alone] + [Kind(case, has_slept=True) for case in plan.sleeping]
         if other_than is not None:
-            self._seconds |= {(case, 1): [] for case in plan.busy}
-        self._before: dict[Case, list[float]] = {case: [] for case in plan.busy}
-        self._order = list(self._seconds)
-        random.Random(0).shuffle(self._order)  # so that even a short while has steps of all kinds
+            kinds += [Kind(case, 1) for case in plan.busy] + [Kind(case, 1, True) for case in plan.sleeping]
+        random.Random(0).shuffle(kinds)  # so that even a short while has steps of all kinds
+        self._kinds = kinds
+        self._seconds: dict[Kind, list[float]] = {kind: [] for kind in kinds}
+        self._before: dict[Kind, list[float]] = {kind: [] for kind in kinds}
         self._turn = 0
 
     @property
     def num_rounds(self) -> float:
         """How often all cases had their turn."""
-        return self._turn / len(self._order)
+        return self._turn / len(self._kinds)
 
     def go_on(self, seconds: float, least_rounds: int = 0, say: Say = lambda _: None) -> list[StepSample]:
         """Goes on where it was, for about so long, and until there were so many rounds. Gives what it found meanwhile.
         Raises ModelError."""
-        cases = self._order
+        kinds = self._kinds
         found: list[StepSample] = []
         until = time.monotonic() + seconds
-        while time.monotonic() < until or self._turn < least_rounds * len(cases):
-            place = self._turn % len(cases)
+        while time.monotonic() < until or self._turn < least_rounds * len(kinds):
+            place = self._turn % len(kinds)
             if not place:
-                say(f"steps of the engine: {len(cases)} shapes, round {self._turn // len(cases) + 1}")
-            case, num_busy = cases[place]
-            taken = self._run(case, num_busy)
-            self._seconds[case, num_busy] += taken
-            found.append(_sample(case, num_busy, taken, ()))
+                say(f"steps of the engine: {len(kinds)} of them, round {self._turn // len(kinds) + 1}")
+            kind = kinds[place]
+            before, taken = self._run(kind)
+            self._before[kind] += before
+            self._seconds[kind] += taken
+            found.append(_sample(kind, taken, before))
             self._turn += 1
         return found
 
     def samples(self) -> list[StepSample]:
         """What was found so far, of cases that had a turn."""
-        return [
-            _sample(case, num_busy, each, self._before[case] if num_busy else ())
-            for (case, num_busy), each in self._seconds.items()
-            if each
-        ]
+        return [_sample(kind, each, self._before[kind]) for kind, each in self._seconds.items() if each]
 
-    def _run(self, case: Case, num_busy: int) -> list[float]:
-        engine, before = self._engine_of(case), self._seconds[case, num_busy]
-        times = 1 if before and before[0] > SHORT_S else 1 + BURST
-        if not num_busy or self._other_than is None:
-            return engine.seconds(case.pieces, times)[-BURST:]
-        self._before[case] += engine.seconds(case.pieces, times)[-BURST:]
-        with self._other_than(engine).looping(self._plan.beside(case).pieces):
+    def _run(self, kind: Kind) -> tuple[list[float], list[float]]:
+        """What to compare it with, measured right before, and the kind itself."""
+        case, num_busy, has_slept = kind
+        engine, known = self._engine_of(case), self._seconds[kind]
+        times = 1 if known and known[0] > SHORT_S else 1 + BURST
+
+        def burst() -> list[float]:
             return engine.seconds(case.pieces, times)[-BURST:]
 
+        before = burst() if num_busy and not has_slept else []
+        with contextlib.ExitStack() as beside:
+            if num_busy and self._other_than is not None:
+                beside.enter_context(self._other_than(engine).looping(self._plan.beside(case).pieces))
+            if not has_slept:
+                return before, burst()
+            before = burst()
+            time.sleep(SLEEP_S)
+            return before, engine.seconds(case.pieces, 1)
 
-def _sample(case: Case, num_busy: int, seconds: Sequence[float], before: Sequence[float]) -> StepSample:
+
+def _sample(kind: Kind, seconds: Sequence[float], before: Sequence[float]) -> StepSample:
+    case = kind.case
     return StepSample(
         part=case.part.value,
         name=case.name,
         shape=tuple(case.shape),
-        num_busy=num_busy,
+        num_busy=kind.num_busy,
         seconds=statistics.fmean(_within_reason(seconds)),
         spread=spread(seconds),
         num_runs=len(seconds),
         each_s=tuple(seconds),
-        alone_s=statistics.fmean(_within_reason(before)) if before else None,
+        before_s=statistics.fmean(_within_reason(before)) if before else None,
+        has_slept=kind.has_slept,
         is_held_out=case.is_held_out,
     )
 

@@ -35,7 +35,7 @@ NUM_FACTORS = 40
 
 def fit_steps(samples: Sequence[StepSample], row_knots: Sequence[int]) -> StepFit:
     """The model of steps that ran alone. `row_knots` rise from 1; samples that are held out are not used."""
-    used = [sample for sample in samples if not sample.is_held_out and not sample.num_busy]
+    used = [each for each in samples if not (each.is_held_out or each.num_busy or each.has_slept)]
     seconds = np.array([sample.seconds for sample in used])
     columns = np.array([_columns(StepShape(*sample.shape), row_knots) for sample in used])
     # Errors relative to what was measured would count what is too fast by chance the most; so, then, relative to what
@@ -77,29 +77,45 @@ def _columns(shape: StepShape, knots: Sequence[int]) -> list[float]:
 def fit_slow_down(fit: StepFit, samples: Sequence[StepSample]) -> SlowDown | None:
     """By what each part grows beside busy neighbours; None without such samples. How much longer a shape takes is
     counted from the same shape alone right before, so neither an error of the fit nor a slower moment counts."""
-    busy = [(sample, sample.alone_s) for sample in samples if sample.alone_s and not sample.is_held_out]
+    busy = [
+        (sample, sample.before_s)
+        for sample in samples
+        if sample.num_busy and sample.before_s and not (sample.is_held_out or sample.has_slept)
+    ]
     if not busy:
         return None
     model = StepModel(fit)
     shares, growth = [], []
-    for sample, alone_s in busy:
+    for sample, before_s in busy:
         parts = model.parts(StepShape(*sample.shape))
         shares.append([part / sum(parts) * sample.num_busy for part in parts])
-        growth.append(sample.seconds / alone_s - 1)
+        growth.append(sample.seconds / before_s - 1)
     return SlowDown(*map(float, nnls(np.array(shares), np.array(growth))))
+
+
+def wake_s_of(samples: Sequence[StepSample]) -> tuple[float, float]:
+    """What a step takes longer after its worker had nothing to do: alone, and for each busy neighbour more. The medians
+    over shapes, each from the same shape right before, among the same neighbours."""
+    found: dict[int, list[float]] = {}
+    for sample in samples:
+        if sample.has_slept and sample.before_s is not None:
+            found.setdefault(sample.num_busy, []).append(sample.seconds - sample.before_s)
+    alone_s = max(0.0, statistics.median(found.get(0, [0.0])))
+    busy_s = statistics.median(found.get(1, [alone_s]))
+    return alone_s, max(0.0, busy_s - alone_s)
 
 
 def unsteadiness_of(samples: Sequence[StepSample]) -> Unsteadiness:
     """How far single steps alone were from the middle of their shape: what of it the machine does, not the model."""
-    found = factors_of(samples)
+    found = factors_of([each for each in samples if not (each.num_busy or each.has_slept)])
     return Unsteadiness(_with_mean_one(found.decode), _with_mean_one(found.prompt))
 
 
 def factors_of(samples: Sequence[StepSample]) -> Unsteadiness:
-    """As many equally likely factors as are told, or none, by which single steps alone took longer than `seconds`."""
+    """As many equally likely factors as are told, or none, by which single steps took longer than `seconds`."""
     found: dict[bool, list[float]] = {False: [], True: []}
     for sample in samples:
-        if not sample.num_busy and sample.seconds > 0:
+        if sample.seconds > 0:
             has_prompt = StepShape(*sample.shape).prompt_tokens >= LEAST_PROMPT
             found[has_prompt] += [each / sample.seconds for each in sample.each_s]
     return Unsteadiness(_quantiles(found[False]), _quantiles(found[True]))
@@ -142,6 +158,8 @@ def residuals_of(
         part = sample.part
         if sample.num_busy:
             part += ", beside a neighbour"
+        if sample.has_slept:
+            part = "after a sleep" + (", beside a neighbour" if sample.num_busy else "")
         if sample.is_held_out:
             part = "shapes not fitted"
         points.setdefault(part, []).append((predict_s(sample) / sample.seconds - 1, sample.name))

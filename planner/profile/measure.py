@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import statistics
 import tempfile
 import time
@@ -40,6 +41,7 @@ from twinpool.planner.profile.fit import (
     fit_transfers,
     residuals_of,
     unsteadiness_of,
+    wake_s_of,
 )
 from twinpool.planner.profile.fitted_times import FittedTimes
 from twinpool.planner.profile.saved import (
@@ -222,6 +224,10 @@ class Profiling:
         settings, facts = self._settings, self._facts
         steps, found = self._sampler.samples(), self._served
         fit = fit_steps(steps, self._plan.row_knots)
+        wake_s, busy_wake_s = wake_s_of(steps)
+        overheads = dataclasses.replace(
+            Overheads() if found is None else found.overheads, wake_s=wake_s, busy_wake_s=busy_wake_s
+        )
         alone = Profile(
             model=settings.model,
             dtype=facts.dtype,
@@ -238,7 +244,7 @@ class Profiling:
             slow_down=fit_slow_down(fit, steps),
             served=ServedSteps(),
             transfers=fit_transfers(self._transfers),
-            overheads=Overheads() if found is None else found.overheads,
+            overheads=overheads,
             unsteadiness=unsteadiness_of(steps),
             residuals=(),
             measurements=Measurements(
@@ -294,7 +300,13 @@ def _served(settings: ProfileSettings, profile: Profile, places: Places, say: Sa
 
 
 def _predicts(times: FittedTimes) -> Callable[[StepSample], float]:
-    return lambda sample: times.step_s(StepShape(*sample.shape), sample.num_busy)
+    over = times.overheads
+
+    def step_s(sample: StepSample) -> float:
+        seconds = times.step_s(StepShape(*sample.shape), sample.num_busy)
+        return seconds + sample.has_slept * (over.wake_s + sample.num_busy * over.busy_wake_s)
+
+    return step_s
 
 
 def _moves(fits: dict[str, TransferFit]) -> Callable[[TransferSample], float]:

@@ -10,7 +10,7 @@ import msgspec
 from twinpool.errors import ConfigError
 from twinpool.planner.times.service_times import Overheads
 
-FORMAT = 1
+FORMAT = 2
 """Of the file; another number means other fields."""
 
 
@@ -76,9 +76,10 @@ class Residuals(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class StepSample(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One measured shape of a step: `shape` as the numbers of a `StepShape`, the mean of its repetitions, and their
-    spread (middle half ÷ median). `num_busy` other workers computed meanwhile; then `alone_s` is the mean of as many
-    repetitions alone, each right before one of them. `each_s` are the repetitions, in order. The fit has not seen what
-    `is_held_out`.
+    spread (middle half ÷ median). `num_busy` other workers computed meanwhile. With `has_slept` the worker had nothing
+    to do before; else steps of this shape came before. `each_s` are the repetitions, in order, and `before_s` is the
+    mean of as many that were measured right before each of them: of a busy case the shape alone, of one that has slept
+    the shape among such steps. The fit has not seen what `is_held_out`.
     """
 
     part: str
@@ -90,7 +91,8 @@ class StepSample(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     num_runs: int
     is_held_out: bool = False
     each_s: tuple[float, ...] = ()
-    alone_s: float | None = None
+    before_s: float | None = None
+    has_slept: bool = False
 
 
 class TransferSample(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -31,6 +31,9 @@ def model_table(profile: Profile) -> Table:
         moved = f"KV of 512 tokens by {fit.transport}"
         table.add_row(moved, _ms(fit.start_s + fit.byte_s * 512 * profile.kv_token_bytes), "")
     over = profile.overheads
+    table.add_row(
+        "a step after nothing to do takes longer by", _ms(over.wake_s), _ms(over.wake_s + over.busy_wake_s)
+    )
     for name, seconds in (
         ("a request until it is queued", over.request_s),
         ("  and for each 1,000 tokens of its prompt", 1000 * over.prompt_token_s),

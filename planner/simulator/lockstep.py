@@ -132,7 +132,7 @@ class LockstepWorker(SimulatedWorker):
         if self._machine is not None:
             super().go_on(num_busy)
             return
-        self._ends_at = [self._agenda.now + self._times.step_s(self._shape)]
+        self._ends_at = [self._agenda.now + self._step_s(0)]
         self._present, self._expected = 0, -1
         self._ends_foreseen = 0
 

@@ -95,6 +95,7 @@ class SimulatedWorker:
         self.late_s = max(0.0, overheads.output_s - overheads.control_s)
         """From the coordinator's hearing of its tokens until clients have them."""
         self._handoff_s = overheads.handoff_s
+        self._wake_s, self._busy_wake_s = overheads.wake_s, overheads.busy_wake_s
         self._agenda = agenda
         self._to_coordinator = to_coordinator
         self._machine = machine
@@ -105,6 +106,8 @@ class SimulatedWorker:
         self._ahead: PlanAhead | None = None
         self._shape = StepShape()
         self._began_at = 0.0
+        self._ended_at = -1.0
+        self._has_slept = False
         self._version = 0
         self._moved_at = 0.0
         self._whole_s = 0.0
@@ -165,6 +168,7 @@ class SimulatedWorker:
         self._is_stepping = True
         self._shape = shape
         self._began_at = self._moved_at = self._agenda.now
+        self._has_slept = self._began_at > self._ended_at
         self._share_done = self._whole_s = 0.0
         if self._machine is None:
             self.go_on(0)
@@ -177,15 +181,21 @@ class SimulatedWorker:
         if self._whole_s:
             self._share_done += (now - self._moved_at) / self._whole_s
         self._moved_at = now
-        self._whole_s = self._times.step_s(self._shape, num_busy)
+        self._whole_s = self._step_s(num_busy)
         left = max(0.0, 1.0 - self._share_done)
         self._version += 1
         self._agenda.at(now + left * self._whole_s, self.number, self._end_step, self._version)
 
+    def _step_s(self, num_busy: int) -> float:
+        """Of the step that runs, beside so many others, from its beginning to its end."""
+        seconds = self._times.step_s(self._shape, num_busy)
+        return seconds + self._wake_s + num_busy * self._busy_wake_s if self._has_slept else seconds
+
     def _end_step(self, version: int) -> None:
         if version != self._version:
             return  # it has become longer or shorter since
-        seconds = self._agenda.now - self._began_at
+        self._ended_at = self._agenda.now
+        seconds = self._ended_at - self._began_at
         self.busy_s += seconds
         self.num_steps += 1
         self._is_stepping = False

@@ -14,7 +14,9 @@ class Overheads:
 
     `request_s`: from the client's send until the coordinator queues it (HTTP, validation, tokenizing), with
     `prompt_token_s` more for each prompt token; `control_s`: a message from one process to another; `output_s`: from a
-    step's end until its tokens are at the client; `handoff_s`: what a transfer takes beside its bytes.
+    step's end until its tokens are at the client; `handoff_s`: what a transfer takes beside its bytes; `wake_s`: what a
+    step takes longer if its worker had nothing to do before, as caches are cold and processors slept, with
+    `busy_wake_s` more for each other worker of the machine that computes.
     """
 
     request_s: float = 0.0
@@ -22,6 +24,8 @@ class Overheads:
     control_s: float = 0.0
     output_s: float = 0.0
     handoff_s: float = 0.0
+    wake_s: float = 0.0
+    busy_wake_s: float = 0.0
 
 
 class ServiceTimes(Protocol):

@@ -54,7 +54,7 @@ def sampled(cases: Sequence[Case], num_busy: int = 0) -> list[StepSample]:
             0.01,
             9,
             case.is_held_out,
-            alone_s=true_s(case) if num_busy else None,
+            before_s=true_s(case) if num_busy else None,
         )
         for case in cases
     ]
