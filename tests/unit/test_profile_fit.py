@@ -15,10 +15,11 @@ from twinpool.planner.profile.fit import (
     fit_transfers,
     residuals_of,
     unsteadiness_of,
+    wake_s_of,
 )
 from twinpool.planner.profile.fitted_times import FittedTimes
 from twinpool.planner.profile.nnls import nnls
-from twinpool.planner.profile.saved import Residuals, StepFit, TransferSample
+from twinpool.planner.profile.saved import Residuals, StepFit, StepSample, TransferSample
 from twinpool.planner.profile.step_model import StepModel
 from twinpool.planner.profile.unsteady import UnsteadyTimes
 from twinpool.planner.step_shape import StepShape, of_chunk, of_sequences, together
@@ -141,6 +142,27 @@ def test_a_step_between_measured_batches_lies_between_them_and_one_beyond_goes_o
         assert products_s(low) <= products_s((low + high) // 2) <= products_s(high)
     last = PLAN.row_knots[-1]
     assert products_s(2 * last) - products_s(last) == pytest.approx(4e-4 * last, rel=0.01)
+
+
+def test_what_a_step_takes_longer_after_a_sleep_is_told_alone_and_beside_a_neighbour() -> None:
+    def slept(num_busy: int, longer_s: float) -> list[StepSample]:
+        samples = sampled(PLAN.sleeping, num_busy)
+        return [
+            msgspec.structs.replace(
+                each, before_s=each.seconds, seconds=each.seconds + longer_s, has_slept=True
+            )
+            for each in samples
+        ]
+
+    samples = sampled(PLAN.alone) + sampled(PLAN.busy, num_busy=1)
+    every = [*samples, *slept(0, 0.003), *slept(1, 0.025)]
+    assert wake_s_of(every) == pytest.approx((0.003, 0.022))
+    assert wake_s_of(samples) == (0.0, 0.0)
+    assert wake_s_of(slept(0, 0.003)) == pytest.approx((0.003, 0.0))
+    assert wake_s_of(slept(0, -0.003) + slept(1, -0.001)) == (0.0, 0.0)
+    fit = fit_steps(samples, PLAN.row_knots)
+    assert fit_steps(every, PLAN.row_knots) == fit
+    assert fit_slow_down(fit, every) == fit_slow_down(fit, samples)
 
 
 def test_how_unsteady_steps_are_is_told_as_factors_with_a_mean_of_one() -> None:

@@ -244,6 +244,18 @@ def test_overheads_are_where_they_belong() -> None:
     assert told_s == pytest.approx(outcome.times[0] - 1.0, abs=1e-5)
 
 
+def test_a_step_after_its_worker_had_nothing_to_do_takes_longer() -> None:
+    overheads = Overheads(wake_s=0.02, busy_wake_s=0.5)
+    times = LinearTimes(base_s=0.1, overheads=overheads)
+    first, second, later = simulate(split(1, 1, times, times), requests_at([0.0, 0.01, 3.0], 32, 3)).outcomes
+    # Each prompt is a step of its own; the second one waits for the first one's, so its worker has not slept.
+    assert first.times[0] == pytest.approx(0.12)
+    assert second.times[0] == pytest.approx(0.22)
+    assert later.times[0] == pytest.approx(3.12)
+    assert later.times[1] - later.times[0] == pytest.approx(0.12)
+    assert later.times[2] - later.times[1] == pytest.approx(0.1)
+
+
 def test_a_cached_prefix_saves_exactly_its_blocks() -> None:
     shapes = [Shape((shared_prefix(0, 100), own(i, 60)), 2, float(i)) for i in range(4)]
     found = simulate(split(1, 1, PREFILL, DECODE), shapes)
