@@ -27,8 +27,8 @@ from twinpool.planner.times.service_times import ServiceTimes
 
 SHARES = {"low": 0.25, "high": 0.45}
 """The two rates: of what the busier of one prefill and one decode worker can do. Both are below the knee, also
-while the machine is half as fast: a wait's relative error is 2 + u / (1 − u) times that of service times (M/D/1; u is
-the share of capacity), which is 3 at the higher rate and 11 at 90 %."""
+while everything takes 1.5 times as long: a wait's relative error is 2 + u / (1 − u) times that of service times (M/D/1;
+u is the share of capacity), which is 2.8 at the higher rate and 11 at 90 %."""
 NUM_STREAMS, STREAM_LENGTH = 8, 256
 """Decode is counted at so many streams of such a length."""
 BURSTINESS = 0.2
