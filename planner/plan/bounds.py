@@ -6,6 +6,7 @@ nothing ever waits: so each bound is an upper one for service times that grow no
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -54,6 +55,9 @@ def bounds(fleet: Fleet, layout: Layout, lengths: Lengths, slo: Slo) -> tuple[Bo
         scheduler = fleet.deployment(layout).pools[0].scheduler
         return (_colocated(fleet.kinds[layout.decode_tp], layout.colocated, scheduler, lengths, slo),)
     prefill, decode = fleet.kinds[layout.prefill_tp], fleet.kinds[layout.decode_tp]
+    if fleet.decode.hybrid:
+        workers = ((prefill, layout.prefill), (decode, layout.decode))
+        return (_hybrid(workers, fleet.decode, lengths, slo),)
     bytes_sent = round(lengths.input_tokens * fleet.kv.token_bytes)
     transfer_s = prefill.times.transfer_s(bytes_sent)
     num_links = min(layout.prefill, layout.decode)
@@ -168,6 +172,36 @@ def _decode(kind: WorkerKind, count: int, scheduler: SchedulerConfig, lengths: L
         return Bound(Role.DECODE, rate, limit)
     seconds = step_s(found)
     return Bound(Role.DECODE, count * found / seconds / lengths.steps, limit, found, seconds)
+
+
+def _hybrid(
+    workers: Sequence[tuple[WorkerKind, int]], scheduler: SchedulerConfig, lengths: Lengths, slo: Slo
+) -> Bound:
+    """Workers that each take prompts, streams, or both: the better of mixed steps everywhere and of the best division
+    of their time between prompts and streams. Between the two, rates are weighted means of theirs."""
+    mixed = [_colocated(kind, count, scheduler, lengths, slo) for kind, count in workers]
+    rates = [
+        (
+            _prefill(kind.times, count, scheduler, lengths).rate_per_s,
+            _decode(kind, count, scheduler, lengths, slo).rate_per_s,
+        )
+        for kind, count in workers
+    ]
+    rate = max(sum(each.rate_per_s for each in mixed), _divided(rates))
+    return replace(max(mixed, key=lambda each: each.rate_per_s), rate_per_s=rate)
+
+
+def _divided(rates: Sequence[tuple[float, float]]) -> float:
+    """What pools serve that each may give any share of its time to prompts, at the first rate, and the rest to streams,
+    at the second: those that are best at prompts by comparison take them first."""
+    ordered = sorted(rates, key=lambda each: -each[0] / each[1] if each[1] else -math.inf)
+    prompts, streams = 0.0, sum(decode for _, decode in ordered)
+    for prefill, decode in ordered:
+        if prompts + prefill >= streams - decode:
+            share = (streams - prompts) / (prefill + decode) if prefill + decode else 0.0
+            return prompts + share * prefill
+        prompts, streams = prompts + prefill, streams - decode
+    return streams
 
 
 def _colocated(kind: WorkerKind, count: int, scheduler: SchedulerConfig, lengths: Lengths, slo: Slo) -> Bound:

@@ -70,7 +70,7 @@ class Fleet:
     """What layouts are made of: a kind of worker for each TP degree, and the settings that all layouts share.
 
     `token_budgets` are those that colocated workers may have. `machine`: see `Pool`. Without `can_split` nobody knows
-    how long KV takes from one worker to another.
+    how long KV takes from one worker to another. Where `decode` is hybrid, the workers of both pools of a split are.
     """
 
     kinds: Mapping[int, WorkerKind]
@@ -91,7 +91,7 @@ class Fleet:
                 self._pool(Role.DECODE, layout.decode, layout.decode_tp, self.decode),
             )
         else:
-            scheduler = replace(self.decode, token_budget=layout.token_budget)
+            scheduler = replace(self.decode, token_budget=layout.token_budget, hybrid=False)
             pools = (self._pool(Role.COLOCATED, layout.colocated, layout.decode_tp, scheduler),)
         return Deployment(pools, self.kv, self.max_model_len, self.coordinator)
 

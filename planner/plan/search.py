@@ -19,8 +19,8 @@ _NEARLY = 0.97
 """Of the best rate: who does not serve that by a short stretch is worse."""
 _WORTH_A_LOOK, _MOST_LOOKS = 0.9, 4
 """Of the highest bound: layouts with one above that are looked at, some of them, before one is searched."""
-_LOOK_AT = 0.8
-"""Of the highest bound: the rate of that look."""
+_LOOK_AT = (0.8, 0.4, 0.2, 0.1)
+"""Of the highest bound: the rates of those looks, until one holds."""
 _IDLE = 0.01
 """Of the bound."""
 _MOST_PROBED = 3
@@ -121,14 +121,17 @@ class Search:
                     self._pass_over(layout, ranked)
 
     def _promising_first(self, ranked: Sequence[Layout]) -> Sequence[Layout]:
-        """Where several bounds are close, a short stretch at one rate says with which of them to begin."""
+        """Where several bounds are close, short stretches at lower and lower rates say with which of them to begin:
+        with one that holds where others do not."""
         study = self.study
         most = max((study.bound(layout).rate_per_s for layout in ranked), default=0.0)
         close = [layout for layout in ranked if study.bound(layout).rate_per_s >= _WORTH_A_LOOK * most]
         del close[_MOST_LOOKS:]
-        if len(close) < 2:
-            return ranked
-        shares = {layout: study.short_share(layout, _LOOK_AT * most) for layout in close}
+        shares = dict.fromkeys(close, 0.0)
+        for rate in (look * most for look in _LOOK_AT if len(close) > 1):
+            shares = {layout: study.short_share(layout, rate) for layout in close}
+            if max(shares.values()) >= study.question.attainment:
+                break
         return sorted(close, key=lambda layout: -shares[layout]) + list(ranked[len(close) :])
 
     def _climb(self, ranked: Sequence[Layout]) -> None:
@@ -188,13 +191,16 @@ class Search:
         return [layout for layout in self.study.rough if layout.num_accelerators == size]
 
     def _finalists(self, size: int) -> list[Layout]:
-        """The best split, the runner-up if it is close, and the best colocated layout, of so many accelerators."""
+        """The best split and the best colocated layout of so many accelerators, each with its runner-up if that is
+        close."""
         rough = self.study.rough
         serving = [layout for layout in self._of_size(size) if rough[layout] > 0]
         ranked = sorted(serving, key=lambda layout: (-rough[layout], layout))
-        splits = [layout for layout in ranked if layout.is_split]
-        close = [layout for layout in splits[1:2] if rough[layout] >= (1 - _CLOSE) * rough[splits[0]]]
-        return splits[:1] + close + [layout for layout in ranked if not layout.is_split][:1]
+        found = []
+        for kind in (True, False):
+            able = [layout for layout in ranked if layout.is_split is kind]
+            found += [layout for layout in able[:2] if rough[layout] >= (1 - _CLOSE) * rough[able[0]]]
+        return found
 
     def confirm(self, layouts: Sequence[Layout]) -> None:
         """Each by all replications, whose first parts are there for all if it is interrupted; one that is shown to be

@@ -63,6 +63,7 @@ class Why(StrEnum):
     BOUND = "its bound is below what another one serves"
     STRETCH = "one short stretch showed that it serves less than another one"
     LEFT_OUT = "others of its size have higher bounds, and enough of them were tried"
+    SIZE = "so many accelerators were not searched"
 
 
 class Pruned(NamedTuple):

@@ -24,6 +24,7 @@ from twinpool.planner.plan.result import (
     TrafficFacts,
     Tried,
 )
+from twinpool.planner.plan.study import Why
 from twinpool.planner.plan.words import compared, constraint
 
 
@@ -116,6 +117,7 @@ def _planned(planning: Planning) -> Iterator[Planned]:
 def _row(planning: Planning, layout: Layout) -> Planned:
     bound, pruned = planning.study.bound(layout), planning.study.pruned.get(layout)
     rate = _rate(planning, layout)
+    why = None if rate is not None else Why.SIZE if pruned is None else pruned.why
     share = planning.question.attainment / layout.num_accelerators
     shares = planning.study.lab.shares(planning.study.setting(layout), planning.question.slo)
     return Planned(
@@ -130,7 +132,7 @@ def _row(planning: Planning, layout: Layout) -> Planned:
         bound_per_s=bound.rate_per_s,
         bound_by=f"{bound.role.value}: {bound.limit.value}",
         below_per_s=None if pruned is None else pruned.below_per_s,
-        pruned="" if pruned is None else pruned.why.value,
+        pruned="" if why is None else why.value,
         rate=rate,
         goodput_per_accelerator=None if rate is None else _scaled(rate, share),
         num_replications=len(planning.study.sure.get(layout, ())),
@@ -168,7 +170,7 @@ def _costs(planning: Planning, layout: Layout) -> Iterator[CostRow]:
     capacity = study.rate(layout) or 0.0
     if price is None or capacity <= 0:
         return
-    if layout.is_split:
+    if layout.is_split and not planning.fleet.decode.hybrid:
         prefill, decode = float(layout.prefill * layout.prefill_tp), float(layout.decode * layout.decode_tp)
     else:
         prefill, decode = accelerator_seconds(planning.fleet, layout, study.lengths, planning.question.slo)
@@ -277,6 +279,8 @@ def _notes(planning: Planning, layout: Layout) -> Iterator[str]:
             f"Each simulation had {had:,} requests, {percent(had / wanted)} of what it takes to see queues that grow "
             f"slowly, so rates may be too high; --effort {effort} has them all."
         )
+    if planning.fleet.decode.hybrid and planning.fleet.can_split:
+        yield "The workers of split layouts are hybrids: those of both pools also take whole requests."
     if planning.was_interrupted:
         yield "Interrupted: this is what was known by then."
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -28,7 +29,7 @@ from twinpool.planner.plan.study import Question
 from twinpool.planner.plan.tables import printed
 from twinpool.planner.plan.telling import plan_of
 from twinpool.planner.plan.traffic import lengths_of, new_tokens, traffic_of
-from twinpool.planner.plan.words import compared, constraint
+from twinpool.planner.plan.words import compared, constraint, effect_words
 
 
 def timed(*times: float) -> list[Shape]:
@@ -155,6 +156,46 @@ def test_no_rate_beyond_the_bound_is_tried_and_one_that_never_holds_is_0() -> No
     assert highest_rate(share(lambda _: 1.0), start=3.0, most=12.0, target=0.9).rate == 12.0
     assert max(tried) <= 12.0 * GRID
     assert highest_rate(share(lambda _: 0.5), start=3.0, most=12.0, target=0.9).rate == 0.0
+
+
+def test_what_is_known_of_a_stretch_narrows_the_search_and_is_not_simulated_again() -> None:
+    tried: list[float] = []
+
+    def share(rate: float) -> float:
+        tried.append(rate)
+        return 1.9 - rate / 10
+
+    known = {GRID**place: 1.9 - GRID**place / 10 for place in (60, 76, 79)}
+    found = highest_rate(share, start=GRID**70, most=1000, target=0.9, known=known)
+    assert found.rate == pytest.approx(10.0, rel=0.005)
+    assert len(tried) == found.num_tried == 1, "between 9.45 and 10.3"
+    assert highest_rate(share, start=3.0, most=1000, target=0.9, known=known | {GRID**78: 0.8}).num_tried == 0
+
+
+@pytest.mark.parametrize("capacity", [0.02, 0.5, 3.0, 3.1, 40.0, 900.0])
+@pytest.mark.parametrize("start", [0.3, 3.0, 500.0])
+def test_a_search_takes_logarithmically_many_simulations(capacity: float, start: float) -> None:
+    found = highest_rate(lambda rate: float(rate <= capacity), start=start, most=1000, target=0.9)
+    assert found.low <= capacity < found.high
+    assert found.num_tried <= 16
+
+
+def test_a_hybrid_pair_is_bounded_by_the_better_of_mixed_steps_and_of_divided_time() -> None:
+    """Prefill alone does 9.8 requests/s and decode 72: two workers whose time is divided 17.2, mixed steps 16.3."""
+    lengths = lengths_of(requests())
+    split = fleet(num_blocks=100_000)
+    split = replace(split, decode=replace(split.decode, token_budget=2048))
+    hybrid = replace(split, decode=replace(split.decode, hybrid=True))
+    divided = bound(hybrid, Layout(1, 1), lengths, SLO)
+    prefill, decode = (each.rate_per_s for each in bounds(split, Layout(1, 1), lengths, SLO)[:2])
+    mixed = bound(split, Layout(0, 0, 2, 1, 1, 2048), lengths, SLO)
+    assert divided.rate_per_s >= max(2 / (1 / prefill + 1 / decode), mixed.rate_per_s) * (1 - 1e-9)
+    assert divided.rate_per_s > bound(split, Layout(1, 1), lengths, SLO).rate_per_s
+
+
+def test_more_kv_is_not_tried_where_little_of_it_is_ever_in_use() -> None:
+    words = effect_words(Effect(Change.KV, None, note="not tried: 13 % were in use at most"))
+    assert words == "a quarter more KV memory: not tried: 13 % were in use at most"
 
 
 def test_intervals_are_students_and_changes_are_paired() -> None:

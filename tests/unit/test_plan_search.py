@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from support.planned import SLO, Affine, Pretended, bottleneck, fleet, pool_sizes, question, requests, traffic
 
@@ -237,3 +239,83 @@ def test_traffic_is_what_the_slo_bounds_of_a_question_are_for() -> None:
         question(attainment=1.5)
     assert traffic(5.0).rate_per_s == 5.0
     assert SLO.ttft_s == 1.0
+
+
+def test_a_rate_that_few_accelerators_serve_costs_no_search_of_the_whole_budget() -> None:
+    """Two of 64 serve it: no larger layout is simulated but those with one worker more."""
+    plan = planned(Pretended(bottleneck(5.0, 3.0, 1.0)), rate=2.0, budget=64)
+    assert plan.recommended == "1P1D"
+    assert max(layout.num_accelerators for layout in plan.layouts if layout.tried) == 3, (
+        "with one worker more"
+    )
+    assert {size.num_accelerators: size.verdict for size in plan.sizes} == {
+        1: "those with the highest bounds fail in a short stretch",
+        2: "one serves it",
+    }
+
+
+def test_sizes_whose_bounds_are_below_the_rate_are_not_simulated_and_said_to_be_so() -> None:
+    """Prompts of 1,000 tokens at 0.1 s: 9.8 requests/s of one worker at most."""
+    plan = planned(Pretended(bottleneck(9.0, 9.0, 1.0)), rate=17.5)
+    verdicts = {size.num_accelerators: size.verdict for size in plan.sizes}
+    assert verdicts[1] == verdicts[2] == "no layout's bound reaches the rate"
+    assert plan.recommended == "2P2D"
+
+
+def test_where_replications_take_back_what_a_short_stretch_said_the_next_size_is_tried() -> None:
+    """The stretch of the short search is a lucky one, by a fifth; on average five accelerators serve 9, six 10."""
+    lucky = Pretended(bottleneck(5.0, 3.0, 1.0), spread=0.3)
+    plans = [planned(lucky, rate=9.3, seed=seed) for seed in range(4)]
+    taken_back = "one holds in a short stretch, and by all replications none does"
+    assert any(size.verdict == taken_back for plan in plans for size in plan.sizes)
+    for plan in plans:
+        best = plan.planned(plan.recommended)
+        assert best is not None
+        assert plan.serves is (best.known_rate >= 9.3)
+        assert plan.serves or best.num_accelerators == 8
+
+
+def test_layouts_that_were_not_searched_for_say_why_and_what_they_are_below() -> None:
+    plan = planned(Pretended(bottleneck(9.0, 9.0, 2.0)), effort=10_000)
+    bounded = plan.planned("1P7D")
+    assert bounded is not None
+    assert bounded.pruned == "its bound is below what another one serves"
+    assert bounded.below_per_s == bounded.bound_per_s
+    for layout in plan.layouts:
+        assert (layout.rate is None) is bool(layout.pruned)
+
+
+def test_a_layout_that_is_shown_to_be_worse_has_no_further_replications() -> None:
+    plan = planned(Pretended(bottleneck(5.0, 3.0, 0.5), spread=0.05))
+    split, colocated = (plan.planned(name) for name in ("3P5D", "8 colocated (1,024)"))
+    assert split is not None
+    assert colocated is not None
+    assert (split.num_replications, colocated.num_replications) == (4, 2)
+    assert any("Splitting pays: 3P5D serves" in text for text in plan.findings)
+
+
+def test_layouts_that_hold_at_no_rate_are_not_recommended_and_do_not_take_all_the_time() -> None:
+    simulate = Pretended(bottleneck(1e-9, 1e-9, 1e-9))
+    plan = planned(simulate)
+    assert plan.recommended is None
+    assert plan.findings[0].startswith("No layout meets the objectives at any rate that was tried")
+    assert simulate.num_runs < 60
+
+
+def test_hybrids_bear_costs_by_what_prompts_and_steps_take_and_colocated_workers_are_none() -> None:
+    hybrid = replace(fleet(), decode=replace(fleet().prefill, hybrid=True))
+    seen: list[bool] = []
+
+    def capacity(deployment: Deployment) -> float:
+        x, y, k = pool_sizes(deployment)
+        seen.append(deployment.pools[-1].scheduler.hybrid is not bool(k))
+        return k * 1.0 + min(x * 5.0, y * 3.0)
+
+    planning = Planning(question(effort=20_000), hybrid, Pretended(capacity), "a model", 4.0)
+    planning.run()
+    plan = plan_of(planning)
+    assert all(seen)
+    assert plan.recommended == "3P5D"
+    (cost,) = plan.costs
+    assert cost.per_million_input * 1000 / 1e6 != pytest.approx(cost.per_request * 3 / 8)
+    assert any("hybrids" in text for text in plan.findings)
