@@ -1,6 +1,6 @@
-"""One end of a KV link in a process of its own; not a test. `test_transports.py` drives it.
+"""One end of a KV link, in a process of its own: `transport_desk.py` starts and drives it.
 
-Reads one JSON command a line from stdin and answers each with one JSON line: a value, or the name of an error.
+Reads one JSON command a line from a socket and answers each with one JSON line: a value, or the name of an error.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import sys
+import socket
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -36,9 +36,9 @@ def fill(region: KVRegion, seed: int, first: int, last: int) -> None:
 class Peer:
     """The commands. Each method named like a command answers with a JSON value."""
 
-    def __init__(self, transport: str, worker_id: str) -> None:
+    def __init__(self, transport: str, worker_id: str, deployment: str) -> None:
         self.transport = TransportName(transport)
-        self.end = LocalEnd(worker_id, f"{os.getpid():x}", deployment=f"test{os.getppid()}")
+        self.end = LocalEnd(worker_id, f"{os.getpid():x}", deployment)
         self.shared: SharedPool | None = None
         self.region = KVRegion(memoryview(bytearray(NUM_BLOCKS * LAYOUT.block_bytes)), LAYOUT, NUM_BLOCKS)
         self.sender: KVSender
@@ -88,18 +88,19 @@ class Peer:
         await self.sender.close()
 
 
-async def main() -> None:
-    peer = Peer(*sys.argv[1:])
-    loop = asyncio.get_running_loop()
-    while line := await loop.run_in_executor(None, sys.stdin.readline):
+def run(desk: socket.socket, *who: str) -> None:
+    """Does what is asked through `desk` until nobody is there any more."""
+    asyncio.run(_answer(desk, Peer(*who)))
+
+
+async def _answer(desk: socket.socket, peer: Peer) -> None:
+    reader, writer = await asyncio.open_connection(sock=desk)
+    while line := await reader.readline():
         name, arguments = json.loads(line)
         command: Callable[..., Awaitable[Any]] = getattr(peer, name)
         try:
             answer = {"value": await command(**arguments)}
         except TwinpoolError as exc:
             answer = {"error": f"{type(exc).__name__}: {exc}"}
-        print(json.dumps(answer), flush=True)
-
-
-if __name__ == "__main__":
-    asyncio.run(main())
+        writer.write(json.dumps(answer).encode() + b"\n")
+        await writer.drain()
