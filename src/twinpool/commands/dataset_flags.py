@@ -36,7 +36,7 @@ _DATASET = (
     Flag("--length-scale", DatasetSettings, "length_scale", "FACTOR",
          "multiply all lengths of made prompts and their outputs", float),
     Flag("--max-model-len", DatasetSettings, "max_model_len", "TOKENS",
-         "longest prompt plus output that the server takes (default: not checked)", int),
+         "longest prompt plus output that the server takes (default: what the model does, where it is known)", int),
 )  # fmt: skip
 _RANDOM = (
     Flag("--random-input-len", RandomLengths, "input_len", "TOKENS", "prompt", int),

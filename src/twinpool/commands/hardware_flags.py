@@ -15,6 +15,7 @@ from twinpool.config import CoordinatorConfig, SchedulerConfig, require
 from twinpool.errors import ConfigError
 from twinpool.layout import Dtype, KVLayout
 from twinpool.planner.plan.capacity import USABLE_SHARE, DeviceMemory, KvCapacity, kv_capacity
+from twinpool.planner.times.devices import DEVICES
 
 if TYPE_CHECKING:
     from twinpool.planner.profile.fitted_times import FittedTimes
@@ -98,8 +99,10 @@ def add_hardware_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("model and hardware")
     add = group.add_argument
     add("--model", metavar="NAME",
-        help="a well-known model, a directory with a config.json or a hub id (default: the profile's)")  # fmt: skip
-    add("--gpu", metavar="NAME", help="an accelerator, by its roofline: --times roofline:NAME")
+        help="a well-known model (docs/planning.md lists them), a directory with a config.json or a hub id (default: "
+        "the profile's)")  # fmt: skip
+    add("--gpu", metavar="NAME",
+        help=f"{', '.join(DEVICES)}, or cpu, which is measured first: --times roofline:NAME")  # fmt: skip
     add("--profile", metavar="FILE", help="what `twinpool profile` has measured: --times profile:FILE")
     add("--times", metavar="KIND:WHAT",
         help="service times: roofline:GPU, profile:FILE, splitwise:h100, distserve:MODEL, dynamo:h200, "
