@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from heapq import heappop, heappush
 
 from twinpool.config import CoordinatorConfig
 from twinpool.coordinator.accounts import Accounts
@@ -56,6 +57,8 @@ class Clients:
         self._tally = tally
         self._emit = emit
         self._prefix_of = prefix_of
+        self._deadlines: list[tuple[float, int, str]] = []
+        """A heap of deadlines, with the numbers and names of their requests, which may have ended."""
         self.is_draining = False
 
     def timeline(self, request_id: str) -> Timeline | None:
@@ -85,6 +88,8 @@ class Clients:
         request.move(Move.ADMIT, now)
         request.queued_at = now
         self._queue.append(request)
+        if (deadline := submission.deadline) is not None:
+            heappush(self._deadlines, (deadline, request.number, request.request_id))
 
     def completed(self, request_id: str, num_output_tokens: int, now: float) -> None:
         """A stop string ended the answer, perhaps found only after the request had ended."""
@@ -133,13 +138,17 @@ class Clients:
 
     def tick(self, now: float) -> None:
         """Ends what has reached its deadline, in whatever state, and what has waited in the queue for too long."""
-        for request in list(self._custody.requests.values()):
-            deadline = request.submission.deadline
-            if request.ending is None and deadline is not None and deadline <= now:
+        due: list[tuple[int, float, str]] = []
+        while self._deadlines and self._deadlines[0][0] <= now:
+            deadline, number, request_id = heappop(self._deadlines)
+            due.append((number, deadline, request_id))
+        for number, deadline, request_id in sorted(due):
+            request = self._running(request_id)
+            if request is not None and request.number == number:
                 request.catch_up()
                 self._tally.add(CoordinatorMetric.DEADLINES_MISSED)
                 self._time_out(request, _too_late(request, deadline), now)
-        for request in [r for r in self._queue if now - r.queued_at > self._max_wait_s]:
+        for request in self._queue.waited_longer(now, self._max_wait_s):
             self._time_out(request, self._admission.waited_in_vain(now), now)
 
     def no_worker(self, reason: str, now: float) -> None:

@@ -14,12 +14,13 @@ from twinpool.coordinator.ended import EndedRequests
 from twinpool.coordinator.events import Command, Emit, Note, Send
 from twinpool.coordinator.lifecycle import Leg, LegKind, Move, Request, Resource
 from twinpool.coordinator.pace import AnswerLengths, Stays
-from twinpool.coordinator.registry import Registry, Worker
+from twinpool.coordinator.registry import Registry
 from twinpool.coordinator.retries import RetryBudget
 from twinpool.coordinator.service import Output
 from twinpool.coordinator.tally import Tally
 from twinpool.coordinator.timeline import FinishedTimelines
 from twinpool.coordinator.waiting import WaitingQueue
+from twinpool.coordinator.worker import Worker
 from twinpool.errors import InvariantViolation, RequestError, RequestFailed
 from twinpool.messages import Cancel, DropReason, Message
 from twinpool.metrics import CoordinatorMetric, Timing
@@ -196,7 +197,7 @@ class Custody:
     def _cancel_legs(self, request: Request, now: float) -> None:
         for leg in request.legs:
             if leg.cancelled_at is None:
-                leg.cancelled_at = now
+                leg.worker.cancel(leg, now)
                 self.send(leg.worker, Cancel(leg.key))
 
     def _settle_account(self, request: Request, now: float) -> None:
@@ -251,6 +252,8 @@ class Custody:
                     f"{worker.worker_id}: {worker.pending_tokens} pending and {worker.held_tokens} held "
                     f"tokens, its legs have {pending} and {slots}"
                 )
+        for loads in self._registry.loads.values():
+            loads.check()
         waiting = {r.request_id for r in self.requests.values() if r.state is RequestState.QUEUED}
         if waiting != {r.request_id for r in self._queue}:
             raise InvariantViolation(

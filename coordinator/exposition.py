@@ -146,7 +146,7 @@ class Exposition(Collector):
         names = ["worker", "role"]
         yield _gauge(Gauge.LEGS, names, {(w.worker_id, w.role): len(w.legs) for w in workers})
         yield _gauge(
-            Gauge.CANCELLED_RUNNING, names, {(w.worker_id, w.role): w.num_cancelled for w in workers}
+            Gauge.CANCELLED_RUNNING, names, {(w.worker_id, w.role): len(w.cancelled) for w in workers}
         )
         heard = [(w, w.stats) for w in workers if w.stats is not None]
         yield _gauge(Gauge.RUNNING, names, {(w.worker_id, w.role): s.running for w, s in heard})

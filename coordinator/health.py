@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from twinpool.coordinator.registry import Registry, Worker
+from twinpool.coordinator.registry import Registry
+from twinpool.coordinator.worker import Worker
 from twinpool.messages import WorkerStats
 from twinpool.metrics import WorkerMetric
 

@@ -17,8 +17,9 @@ from itertools import islice
 from twinpool.config import Role
 from twinpool.coordinator.lifecycle import Request
 from twinpool.coordinator.pace import AnswerLengths
-from twinpool.coordinator.registry import Registry, Worker
+from twinpool.coordinator.registry import Registry
 from twinpool.coordinator.timeline import Excluded, Exclusion, Prediction, Way
+from twinpool.coordinator.worker import Worker
 from twinpool.step_pace import LEAST_CHUNK_TOKENS, StepPace
 
 LEAST_GAIN = 0.1

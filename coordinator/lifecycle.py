@@ -25,7 +25,7 @@ from twinpool.messages import Token
 from twinpool.request import Job, RequestKey, RequestState, TokenLogprobs
 
 if TYPE_CHECKING:
-    from twinpool.coordinator.registry import Worker
+    from twinpool.coordinator.worker import Worker
 
 
 class Resource(StrEnum):

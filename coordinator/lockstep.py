@@ -12,8 +12,8 @@ from twinpool.coordinator.custody import Custody
 from twinpool.coordinator.delivery import Delivery
 from twinpool.coordinator.events import Command, EmitRun
 from twinpool.coordinator.lifecycle import Leg
-from twinpool.coordinator.registry import Worker
 from twinpool.coordinator.tally import Tally
+from twinpool.coordinator.worker import Worker
 from twinpool.messages import LockstepTokens, Token
 from twinpool.metrics import CoordinatorMetric, Timing
 from twinpool.request import RequestKey, RequestState

@@ -7,8 +7,9 @@ from collections.abc import Callable
 
 from twinpool.config import CoordinatorConfig, Role
 from twinpool.coordinator.events import Command, EndProcess, Note, Send
-from twinpool.coordinator.registry import OTHER_ROLE, Registry, Worker
+from twinpool.coordinator.registry import OTHER_ROLE, Registry
 from twinpool.coordinator.tally import Tally
+from twinpool.coordinator.worker import Worker
 from twinpool.messages import (
     Denied,
     Heartbeat,
@@ -87,8 +88,8 @@ class Membership:
         for worker in self.registry.expired(now, lease_s):
             self._lose(worker, f"no sign of life for {lease_s:g} s", now)
         for worker in list(self.registry):
-            cancelled = (leg.cancelled_at for leg in worker.legs.values() if leg.cancelled_at is not None)
-            if now - min(cancelled, default=now) > patience_s:
+            since = worker.cancelled_since
+            if since is not None and now - since > patience_s:
                 self._lose(worker, f"no answer to a Cancel for {patience_s:g} s", now)
 
     def remove(self, worker: Worker, reason: str) -> None:

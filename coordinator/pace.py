@@ -150,12 +150,14 @@ class PrefillPace:
         self._seconds: deque[float] = deque(maxlen=REMEMBERED_PROMPTS)
         self._sums: tuple[float, float] | None = None
         """Of both, since the last prompt."""
+        self.num_timed = 0
 
     def computed(self, num_tokens: int, seconds: float) -> None:
         """A prompt with so many tokens that were in no cache was computed in so long."""
         self._num_tokens.append(num_tokens)
         self._seconds.append(seconds)
         self._sums = None
+        self.num_timed += 1
 
     def least_seconds_for(self, num_tokens: int) -> float:
         """What one prompt with so many tokens takes at the best rate that was measured; 0 without evidence."""

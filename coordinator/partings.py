@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 from twinpool.coordinator.custody import HANDED_ON, Custody
 from twinpool.coordinator.lifecycle import Leg, LegKind
-from twinpool.coordinator.registry import Worker
 from twinpool.coordinator.routing import Router
+from twinpool.coordinator.worker import Worker
 from twinpool.request import RequestState
 
 LOST = "worker lost"

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from twinpool.config import Role
-from twinpool.coordinator.registry import Registry, Worker
+from twinpool.coordinator.registry import Registry
 from twinpool.coordinator.scaler import Scaler
+from twinpool.coordinator.worker import Worker
 
 SERVES, DRAINS, CHANGES, STARTS, FAILED = "serves", "drains", "changes role", "starts", "failed"
 

@@ -24,7 +24,8 @@ from twinpool.coordinator.events import (
     StartWorker,
 )
 from twinpool.coordinator.pool_plan import ChangeKind, PoolChange, Seat, changes_to
-from twinpool.coordinator.registry import Departure, Registry, Worker
+from twinpool.coordinator.registry import Registry
+from twinpool.coordinator.worker import Departure, Worker
 from twinpool.errors import PoolRefused, RequestError, UnknownWorker
 from twinpool.messages import Stop, TakeRole
 
@@ -198,20 +199,21 @@ class Pools:
     # ── on the way ──────────────────────────────────────────────────────────────────────────────────────────
 
     def _begin(self, worker: Worker, role: Role | None, wait_s: float, now: float) -> None:
-        worker.departure = Departure(role, hand_on_at=now + wait_s)
+        departure = Departure(role, hand_on_at=now + wait_s)
+        worker.depart(departure)
         self._departing.append(worker)
         if role is not None:
             self._emit(Reassign(worker.worker_id, role))
         num_held = len(worker.legs)
         self._emit(
             Note(
-                f"{worker.worker_id} {worker.departure.purpose}; it holds {num_held} attempt(s), {wait_s:g} s to end"
+                f"{worker.worker_id} {departure.purpose}; it holds {num_held} attempt(s), {wait_s:g} s to end"
             )
         )
 
     def _call_off(self, worker: Worker, departure: Departure) -> None:
         """It has become the last of its pool, for the others were lost."""
-        worker.departure = None
+        worker.depart(None)
         self._departing.remove(worker)
         if departure.role is not None:
             self._emit(Reassign(worker.worker_id, worker.role))

@@ -1,163 +1,47 @@
-"""Who is in the pools: the workers, the links between them, their leases, and what each of them holds."""
+"""Who is in the pools: the workers, their loads, and the links between them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
 
 from twinpool.config import Role
-from twinpool.coordinator.lifecycle import Leg, LegKind
-from twinpool.messages import PROTOCOL_VERSION, LinkFailed, LinkReady, PeerInfo, Peers, Register, WorkerStats
-from twinpool.request import RequestKey
-from twinpool.step_pace import LEAST_CHUNK_TOKENS, StepPace, prompt_limit_s
+from twinpool.coordinator.loads import Loads
+from twinpool.coordinator.worker import Worker
+from twinpool.messages import PROTOCOL_VERSION, LinkFailed, LinkReady, PeerInfo, Peers, Register
 
 MAX_REMEMBERED_POOLS = 1024
-LEAST_PREFILL_CHUNK_TOKENS = 64
-"""A prefill worker takes no stream that would leave its prompts smaller chunks than this."""
 OTHER_ROLE = {Role.PREFILL: Role.DECODE, Role.DECODE: Role.PREFILL}
-
-
-@dataclass(slots=True)
-class Departure:
-    """A worker's way out of its pool: it gets nothing new. It becomes a worker of `role`, or ends (None). What still
-    runs there at `hand_on_at` is handed on, and when it holds nothing it is told to go, at `told_at`."""
-
-    role: Role | None
-    hand_on_at: float
-    told_at: float | None = None
-
-    @property
-    def purpose(self) -> str:
-        """What the worker does, in words."""
-        return "is drained" if self.role is None else f"becomes a {self.role} worker"
-
-
-@dataclass(slots=True, eq=False)
-class Worker:
-    """One live worker process and what it holds for requests.
-
-    `legs` are the attempts that it has not let go of, of which `num_sequences` generate here, or will; `pending_tokens`
-    are their prompt tokens that are still to be computed, `held_tokens` the KV slots that they are predicted to fill.
-    `num_slots` are those of the whole pool, `usable_slots` those not in quarantine by the last heartbeat, one block's
-    at least; it may hold `most_sequences`: those that it decodes together, and a few that follow when one ends. The
-    clients of those few have their first token and wait for the second, so they are only an eighth of the others, and
-    at least one. `seen_at` is when it was last
-    heard of; until `full_until` it gets nothing new; `has_left`: it said itself that it ends. `departure`: it is to
-    leave its pool. It has been in the pool since `joined_at`.
-    """
-
-    info: Register
-    seen_at: float
-    stats: WorkerStats | None = None
-    legs: dict[RequestKey, Leg] = field(default_factory=dict)
-    pending_tokens: int = 0
-    held_tokens: int = 0
-    num_sequences: int = 0
-    has_left: bool = False
-    full_until: float = 0.0
-    departure: Departure | None = None
-    joined_at: float = 0.0
-
-    worker_id: str = field(init=False)
-    incarnation: str = field(init=False)
-    role: Role = field(init=False)
-    num_slots: int = field(init=False)
-    usable_slots: int = field(init=False)
-    max_num_seqs: int = field(init=False)
-    most_sequences: int = field(init=False)
-
-    def __post_init__(self) -> None:
-        info = self.info
-        self.worker_id, self.incarnation, self.role = info.worker_id, info.incarnation, info.role
-        self.num_slots = self.usable_slots = info.num_blocks * info.layout.block_size
-        self.max_num_seqs = info.max_num_seqs
-        self.most_sequences = info.max_num_seqs + max(1, info.max_num_seqs // 8)
-
-    def says(self, stats: WorkerStats) -> None:
-        """Takes what its heartbeat says."""
-        self.stats = stats
-        num_usable = max(1, self.info.num_blocks - stats.quarantined_blocks)
-        self.usable_slots = num_usable * self.info.layout.block_size
-
-    @property
-    def stays(self) -> bool:
-        """Whether it gets new work in its pool."""
-        return self.departure is None
-
-    @property
-    def keeps_cache(self) -> bool:
-        """Whether its process goes on in another role, and finds there what it has found here."""
-        departure = self.departure
-        return departure is not None and departure.role is not None and departure.told_at is not None
-
-    @property
-    def pace(self) -> StepPace | None:
-        """How long a hybrid's steps take, by its last heartbeat."""
-        return None if self.stats is None else self.stats.pace
-
-    def prompt_tokens_beside(self, num_sequences: int) -> int:
-        """Prompt tokens of a hybrid's step within its budget, beside so many sequences; 0 if it takes none or nothing
-        is known of its pace."""
-        if self.pace is None or self.info.itl_budget_s is None:
-            return 0
-        return self.pace.prompt_tokens_within(prompt_limit_s(self.info.itl_budget_s), num_sequences)
-
-    def has_room_for_whole(self, num_sequences: int) -> bool:
-        """Whether a hybrid's budget leaves room for one more request whole, prompt and answer, beside so many."""
-        if self.role is Role.DECODE:
-            return self.prompt_tokens_beside(num_sequences) >= LEAST_CHUNK_TOKENS
-        return self.prompt_tokens_beside(num_sequences + 1) >= LEAST_PREFILL_CHUNK_TOKENS
-
-    @property
-    def generates(self) -> bool:
-        """Whether it can."""
-        return self.role is not Role.PREFILL or self.info.itl_budget_s is not None
-
-    @property
-    def num_cancelled(self) -> int:
-        """Legs that it was told to cancel and has not let go of."""
-        return sum(leg.cancelled_at is not None for leg in self.legs.values())
-
-    def pending_before(self, num_tokens: int) -> int:
-        """Prompt tokens that wait here and go before a prompt with so many to compute: those of prompts with no more,
-        for the shortest goes first."""
-        return sum(leg.pending_tokens for leg in self.legs.values() if leg.pending_tokens <= num_tokens)
-
-    def open(self, leg: Leg) -> None:
-        """Counts `leg` as held here."""
-        self.legs[leg.key] = leg
-        self.num_sequences += leg.kind is not LegKind.PREFILL
-        self.pending_tokens += leg.pending_tokens
-        self.held_tokens += leg.num_tokens
-
-    def prompt_computed(self, leg: Leg) -> None:
-        """The prompt of `leg` needs no more computing."""
-        self.pending_tokens -= leg.pending_tokens
-        leg.pending_tokens = 0
-
-    def grew(self, leg: Leg) -> None:
-        """`leg` fills one slot more."""
-        leg.num_tokens += 1
-        self.held_tokens += 1
-
-    def close(self, leg: Leg) -> None:
-        """`leg` holds nothing here any more."""
-        del self.legs[leg.key]
-        self.num_sequences -= leg.kind is not LegKind.PREFILL
-        self.prompt_computed(leg)
-        self.held_tokens -= leg.num_tokens
+SEQUENCE_COST_TOKENS = 32
+"""What a sequence of a colocated worker adds to its load: it takes part in every step."""
+GROWTH_TOKENS = 64
+"""KV slots that a sequence should find free beyond those that it begins with."""
 
 
 class Registry:
-    """All live workers and the links between them."""
+    """All live workers and the links between them.
+
+    `loads` has those of each role in the order of what a new request would meet there, as routing counts it: prompt
+    tokens, those of colocated workers with `SEQUENCE_COST_TOKENS` for each sequence; of decode workers the share that
+    is taken of sequences or of KV slots, the larger. `foresee` is told the name of each worker before its `held_tokens`
+    are looked at for that, and may tell of more (`Worker.hold`).
+    """
 
     def __init__(self) -> None:
+        self.foresee: Callable[[str], None] | None = None
+        self.loads = {
+            Role.PREFILL: Loads(_pending_tokens),
+            Role.DECODE: Loads(self._share_taken),
+            Role.COLOCATED: Loads(_pending_with_sequences),
+        }
         self._workers: dict[str, Worker] = {}
         self._by_role: dict[Role, tuple[Worker, ...]] = dict.fromkeys(Role, ())
+        self._by_incarnation: dict[str, Worker] = {}
         self._hybrids: tuple[Worker, ...] = ()
         self._peers: dict[Role, Peers] = {}
         self._links: dict[tuple[str, str], LinkReady | LinkFailed] = {}
         self._linked: dict[str, dict[str, Worker]] = {}
+        self._num_links = 0
+        """That have ever been told of."""
         self._readiness: tuple[bool, str] | None = None
         self._most_in_flight: int | None = None
         self._past_num_blocks: dict[str, int] = {}
@@ -178,6 +62,10 @@ class Registry:
     def hybrids(self) -> tuple[Worker, ...]:
         """The live workers that also run requests whole."""
         return self._hybrids
+
+    def of_incarnation(self, incarnation: str) -> Worker | None:
+        """This very process, if it is live."""
+        return self._by_incarnation.get(incarnation)
 
     def get(self, worker_id: str) -> Worker | None:
         """The live process of this name."""
@@ -225,7 +113,8 @@ class Registry:
         """Takes the worker in. Its predecessor of that name must be removed before."""
         if self.terms is None:
             self.terms = offer
-        worker = Worker(offer, now, joined_at=now)
+        worker = Worker(offer, now, self.loads[offer.role], joined_at=now)
+        worker.loads.add(worker)
         self._workers[offer.worker_id] = worker
         self._by_role[worker.role] = (*self._by_role[worker.role], worker)
         self._members_changed()
@@ -233,12 +122,14 @@ class Registry:
 
     def _members_changed(self) -> None:
         self._hybrids = tuple(w for w in self if w.info.itl_budget_s is not None)
+        self._by_incarnation = {worker.incarnation: worker for worker in self}
         self._peers.clear()
         self._readiness = self._most_in_flight = None
 
     def remove(self, worker: Worker) -> None:
         """The worker is gone, and all its links with it."""
         del self._workers[worker.worker_id]
+        worker.loads.remove(worker)
         self._by_role[worker.role] = tuple(w for w in self._by_role[worker.role] if w is not worker)
         self._past_num_blocks[worker.worker_id] = worker.info.num_blocks
         while len(self._past_num_blocks) > MAX_REMEMBERED_POOLS:
@@ -263,6 +154,7 @@ class Registry:
         if decode is None:
             return False
         self._links[prefill.incarnation, report.decode_incarnation] = report
+        self._num_links += 1
         decodes = self._linked.setdefault(prefill.incarnation, {})
         if isinstance(report, LinkReady):
             decodes[decode.incarnation] = decode
@@ -335,11 +227,7 @@ class Registry:
 
     def largest_pool_tokens(self) -> int:
         """KV slots of the sequence that fits on at least one worker of each pool, in tokens."""
-        pools = [
-            [worker.num_slots for worker in workers if worker.departure is None]
-            for workers in self._by_role.values()
-        ]
-        return min((max(slots) for slots in pools if slots), default=0)
+        return min((loads.most_slots for loads in self.loads.values() if loads.most_slots), default=0)
 
     def least_pending_tokens(self) -> int:
         """Prompt tokens that wait at the prefill or colocated worker where the fewest wait."""
@@ -347,10 +235,34 @@ class Registry:
 
     def in_flight(self) -> int:
         """Attempts that decode (or will) on some worker."""
-        return sum([worker.num_sequences for worker in self._workers.values()])
+        return sum([loads.num_sequences for loads in self.loads.values()])
+
+    def num_falls(self) -> int:
+        """How often something has happened that may have made room for a request: loads that fell, workers and links
+        that came or went."""
+        return self._num_links + sum([loads.num_falls for loads in self.loads.values()])
+
+    def look_ahead(self, worker: Worker) -> None:
+        """The worker's `held_tokens` will be looked at."""
+        if self.foresee is not None:
+            self.foresee(worker.worker_id)
+
+    def _share_taken(self, worker: Worker) -> float:
+        self.look_ahead(worker)
+        sequences = (len(worker.legs) + 1) / worker.max_num_seqs
+        slots = (worker.held_tokens + GROWTH_TOKENS) / worker.usable_slots
+        return sequences if sequences > slots else slots
 
     def default_in_flight(self) -> int:
         """How many sequences all workers together may hold."""
         if self._most_in_flight is None:
             self._most_in_flight = sum(worker.most_sequences for worker in self if worker.generates)
         return self._most_in_flight
+
+
+def _pending_tokens(worker: Worker) -> float:
+    return worker.pending_tokens
+
+
+def _pending_with_sequences(worker: Worker) -> float:
+    return worker.pending_tokens + SEQUENCE_COST_TOKENS * len(worker.legs)

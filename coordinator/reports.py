@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from twinpool.config import Role
 from twinpool.coordinator.custody import LACK_OF_ROOM, Custody
@@ -10,12 +11,12 @@ from twinpool.coordinator.delivery import Delivery
 from twinpool.coordinator.events import Command, Note
 from twinpool.coordinator.health import Health
 from twinpool.coordinator.hybrid import capability
-from twinpool.coordinator.lifecycle import Leg, LegKind, Move, Request
+from twinpool.coordinator.lifecycle import LegKind, Move
 from twinpool.coordinator.lockstep import Lockstep
 from twinpool.coordinator.membership import Membership
 from twinpool.coordinator.pace import PrefillPace
-from twinpool.coordinator.registry import Worker
 from twinpool.coordinator.tally import Tally
+from twinpool.coordinator.worker import Worker
 from twinpool.errors import RequestFailed
 from twinpool.messages import (
     Dropped,
@@ -59,45 +60,22 @@ class Reports:
         self._tally = tally
         self._emit = emit
         self._lockstep = Lockstep(custody, delivery, tally, emit)
+        self._takes: Mapping[type[Message], Callable[[Worker, Any, float], None]] = {
+            StepTokens: self._on_tokens,
+            LockstepTokens: self._on_step,
+            PrefillReport: self._on_prefilled,
+            PromptLogprobs: self._on_prompt_logprobs,
+            Granted: self._on_granted,
+            HandoffReport: self._on_handoff,
+            Dropped: self._on_dropped,
+            Heartbeat: self._on_heartbeat,
+        }
 
     def take(self, worker: Worker, message: Message, now: float) -> None:
         """A message of a member."""
         worker.seen_at = now
-        match message:
-            case StepTokens(tokens=tokens):
-                self._health.moved(now)
-                self._lockstep.end(worker)
-                for token in tokens:
-                    if (leg := self._custody.leg_of(worker, token.key)) is not None:
-                        self._delivery.take(leg, token, now)
-            case LockstepTokens():
-                self._health.moved(now)
-                self._lockstep.take(worker, message, now)
-            case PrefillReport(key=key):
-                if (leg := self._custody.leg_of(worker, key)) is not None:
-                    worker.prompt_computed(leg)
-                    if worker.role is not Role.DECODE:  # a hybrid one computes in the gaps between its steps
-                        self._prefill.computed(message.num_computed, message.compute_s)
-                    leg.request.timeline.attempts[-1].prefill = message
-            case PromptLogprobs(key=key):
-                if (leg := self._custody.leg_of(worker, key)) is not None:
-                    self._delivery.take_prompt_logprobs(leg, message, now)
-            case Granted(key=key):
-                if (leg := self._custody.leg_of(worker, key, LegKind.DECODE)) is not None:
-                    self._on_granted(leg, message)
-            case HandoffReport(key=key):
-                if (leg := self._custody.leg_of(worker, key, LegKind.DECODE)) is not None:
-                    self._on_handoff(leg.request, message, now)
-            case Dropped():
-                self._on_dropped(worker, message, now)
-            case Heartbeat(stats=stats):
-                self._health.heard(worker, stats, now)
-                is_first_pace = worker.pace is None and stats.pace is not None
-                worker.says(stats)
-                if is_first_pace:
-                    self._emit(Note(capability(worker)))
-            case _:
-                self._membership.from_member(worker, message, now)
+        take = self._takes.get(type(message), self._membership.from_member)
+        take(worker, message, now)
 
     def count_steps(self, worker: Worker, times: Sequence[float]) -> bool:
         """Steps of a worker in lockstep have ended at these times, and nothing but its streams' tokens came of them.
@@ -118,30 +96,63 @@ class Reports:
         """Books all tokens that have been told."""
         self._lockstep.catch_up()
 
-    def _on_granted(self, leg: Leg, grant: Granted) -> None:
+    def _on_tokens(self, worker: Worker, message: StepTokens, now: float) -> None:
+        self._health.moved(now)
+        self._lockstep.end(worker)
+        for token in message.tokens:
+            if (leg := self._custody.leg_of(worker, token.key)) is not None:
+                self._delivery.take(leg, token, now)
+
+    def _on_step(self, worker: Worker, message: LockstepTokens, now: float) -> None:
+        self._health.moved(now)
+        self._lockstep.take(worker, message, now)
+
+    def _on_prefilled(self, worker: Worker, report: PrefillReport, _now: float) -> None:
+        if (leg := self._custody.leg_of(worker, report.key)) is not None:
+            worker.prompt_computed(leg)
+            if worker.role is not Role.DECODE:  # a hybrid one computes in the gaps between its steps
+                self._prefill.computed(report.num_computed, report.compute_s)
+            leg.request.timeline.attempts[-1].prefill = report
+
+    def _on_prompt_logprobs(self, worker: Worker, message: PromptLogprobs, now: float) -> None:
+        if (leg := self._custody.leg_of(worker, message.key)) is not None:
+            self._delivery.take_prompt_logprobs(leg, message, now)
+
+    def _on_granted(self, worker: Worker, grant: Granted, _now: float) -> None:
+        if (leg := self._custody.leg_of(worker, grant.key, LegKind.DECODE)) is None:
+            return
         request = leg.request
         request.timeline.attempts[-1].grant_wait_s = grant.wait_s
-        prefill = request.leg(LegKind.PREFILL)
-        if prefill is not None:
-            decode = leg.worker
+        if (prefill := request.leg(LegKind.PREFILL)) is not None:
             self._custody.send(
                 prefill.worker,
                 PushTo(
                     key=grant.key,
-                    decode_worker=decode.worker_id,
-                    decode_incarnation=decode.incarnation,
+                    decode_worker=worker.worker_id,
+                    decode_incarnation=worker.incarnation,
                     fence=grant.fence,
                     block_ids=grant.block_ids,
                     num_cached_blocks=grant.num_cached_blocks,
                 ),
             )
 
-    def _on_handoff(self, request: Request, report: HandoffReport, now: float) -> None:
+    def _on_handoff(self, worker: Worker, report: HandoffReport, now: float) -> None:
+        if (leg := self._custody.leg_of(worker, report.key, LegKind.DECODE)) is None:
+            return
+        request = leg.request
         request.handed_off = True
         request.timeline.attempts[-1].handoff = report
         # It may overtake the first token, which comes over the other worker's connection.
         if request.state is RequestState.TRANSFERRING:
             self._custody.move(request, Move.HAND_OFF, now)
+
+    def _on_heartbeat(self, worker: Worker, message: Heartbeat, now: float) -> None:
+        stats = message.stats
+        self._health.heard(worker, stats, now)
+        is_first_pace = worker.pace is None and stats.pace is not None
+        worker.says(stats)
+        if is_first_pace:
+            self._emit(Note(capability(worker)))
 
     def _on_dropped(self, worker: Worker, dropped: Dropped, now: float) -> None:
         leg = worker.legs.get(dropped.key)

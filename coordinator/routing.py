@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from array import array
+from bisect import insort
 from collections import OrderedDict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain, islice
+from math import inf
+from typing import NamedTuple
 
 import xxhash
 
@@ -13,9 +17,10 @@ from twinpool.config import Role
 from twinpool.coordinator.hybrid import Choice, HybridChooser
 from twinpool.coordinator.lifecycle import LegKind, Request
 from twinpool.coordinator.pace import AnswerLengths, PrefillPace
-from twinpool.coordinator.registry import Registry, Worker
+from twinpool.coordinator.registry import GROWTH_TOKENS, SEQUENCE_COST_TOKENS, Registry
 from twinpool.coordinator.service import Submission
 from twinpool.coordinator.timeline import Candidate, CostUnit
+from twinpool.coordinator.worker import Worker
 
 CHUNK_TOKENS = 64
 MAX_CHUNKS = 256
@@ -26,9 +31,7 @@ MAX_PENDING_S = 0.5
 queue's order, and `max_wait_s` does not bound it any more."""
 STEP_TOKENS = 256
 """What may wait at a worker whatever its pace: enough for an efficient step (DESIGN.md, figures behind defaults)."""
-GROWTH_TOKENS = 64
 PREFIX_WEIGHT = 0.25
-SEQUENCE_COST_TOKENS = 32
 MAX_RECORDED_CANDIDATES = 4
 
 
@@ -58,13 +61,17 @@ class PrefixIndex:
     def __len__(self) -> int:
         return len(self._holders)
 
-    def add(self, chain: Sequence[int], incarnation: str) -> None:
-        """This process computes (or receives) the prefix of `chain`."""
+    def add(self, chain: Sequence[int], *incarnations: str) -> None:
+        """These processes compute (or receive) the prefix of `chain`."""
+        holders = self._holders
         for link in chain:
-            self._holders.setdefault(link, set()).add(incarnation)
-            self._holders.move_to_end(link)
-        while len(self._holders) > self._max_chunks:
-            self._holders.popitem(last=False)
+            if (here := holders.get(link)) is None:
+                holders[link] = set(incarnations)
+            else:
+                here.update(incarnations)
+                holders.move_to_end(link)
+        while len(holders) > self._max_chunks:
+            holders.popitem(last=False)
 
     def num_matched_tokens(self, chain: Sequence[int], incarnation: str) -> int:
         """Prompt tokens at the start of `chain` that the process should hold."""
@@ -124,10 +131,23 @@ _Found = tuple[float, str, int, Worker]
 choice: names differ, so workers themselves are never compared."""
 
 
+class _Wait(NamedTuple):
+    """No worker had room for a request. That stays so until `until`, if neither a load has fallen since nor a prompt
+    was timed: such were `num_falls` and `num_timed` then."""
+
+    request: Request
+    num_falls: int
+    num_timed: int
+    until: float
+
+
 class Router:
     """Chooses workers: a function of the registry, the request, the prefix index, the prefill pace and the time.
 
     A worker that was not heard of for `quiet_s` gets nothing new: it may be frozen, long before its lease says so.
+
+    Of many workers few are looked at: those that hold a part of the prompt, and of the others those with the least load
+    (`Loads`). What was found to be impossible is not tried again until something has happened that may have made room.
     """
 
     def __init__(self, registry: Registry, pace: PrefillPace, answers: AnswerLengths, quiet_s: float) -> None:
@@ -136,6 +156,7 @@ class Router:
         self._quiet_s = quiet_s
         self._index = PrefixIndex()
         self._hybrids = HybridChooser(registry, self.matched, answers)
+        self._wait: _Wait | None = None
 
     def choose(self, request: Request, now: float) -> Route | None:
         """The best workers with room for the request now, or None: it waits.
@@ -147,10 +168,17 @@ class Router:
         prefix. Only linked pairs count. Equal costs go to the first by name. A hybrid worker gets the request whole
         where that is predicted to be sooner (`coordinator/hybrid.py`).
         """
+        if self._must_wait(request, now):
+            return None
+        route = self._find(request, now)
+        self._wait = None if route is not None else self._wait_of(request, now)
+        return route
+
+    def _find(self, request: Request, now: float) -> Route | None:
         matches = {} if request.wants_prompt_logprobs else self._index.matches(request.prefix)
         colocated = self._with_prefill_cost(request, Role.COLOCATED, LegKind.GENERATE, matches, now)
-        if colocated:
-            return Route(colocated[0][-1], colocated[0][-1], _record(colocated, CostUnit.PROMPT_TOKENS))
+        if first := list(islice(colocated, MAX_RECORDED_CANDIDATES)):
+            return Route(first[0][-1], first[0][-1], _record(first, CostUnit.PROMPT_TOKENS))
         split = self._split(request, matches, now)
         choice = self._hybrids.choose(
             request,
@@ -166,18 +194,45 @@ class Router:
 
     def _split(self, request: Request, matches: Mapping[str, int], now: float) -> Route | None:
         prefills = self._with_prefill_cost(request, Role.PREFILL, LegKind.PREFILL, matches, now)
-        if not prefills:
-            return None
-        decodes = self._with_decode_cost(request, matches, now)
+        first = list(islice(prefills, MAX_RECORDED_CANDIDATES))
         num_decode_workers = len(self._registry.of_role(Role.DECODE))
-        for *_, prefill in prefills if decodes else ():
-            linked, reachable = self._registry.linked_to(prefill), decodes
-            if len(linked) < num_decode_workers:
-                reachable = [found for found in decodes if found[-1].incarnation in linked]
-            if reachable:
-                tried = _record(prefills, CostUnit.PROMPT_TOKENS) + _record(reachable, CostUnit.SHARE)
-                return Route(prefill, reachable[0][-1], tried)
+        for *_, prefill in chain(first, prefills):
+            linked = self._registry.linked_to(prefill)
+            has_all_links = len(linked) == num_decode_workers
+            decodes = self._least_decode_cost(request, matches, None if has_all_links else linked, now)
+            if decodes:
+                tried = _record(first, CostUnit.PROMPT_TOKENS) + _record(decodes, CostUnit.SHARE)
+                return Route(prefill, decodes[0][-1], tried)
+            if has_all_links:
+                return None
         return None
+
+    # ── waiting ─────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _must_wait(self, request: Request, now: float) -> bool:
+        """Whether nothing has happened that could make a choice of what was none."""
+        wait = self._wait
+        return (
+            wait is not None
+            and wait.request is request
+            and now < wait.until
+            and wait.num_falls == self._registry.num_falls()
+            and wait.num_timed == self._pace.num_timed
+        )
+
+    def _wait_of(self, request: Request, now: float) -> _Wait | None:
+        """Until when the request waits; None if whoever is heard of next may take it, or nobody can tell."""
+        if self._registry.hybrids:
+            return None
+        until = inf
+        for worker in self._registry:
+            if worker.departure is not None or now - worker.seen_at > self._quiet_s:
+                return None
+            if worker.full_until > now:
+                until = min(until, worker.full_until)
+        return _Wait(request, self._registry.num_falls(), self._pace.num_timed, until)
+
+    # ── what is known of caches ─────────────────────────────────────────────────────────────────────────────
 
     def matched(self, request: Request, worker: Worker) -> int:
         """Prompt tokens of the request that the worker should find in its prefix cache; none if it is to tell their log
@@ -193,8 +248,8 @@ class Router:
 
     def dispatched(self, request: Request, route: Route) -> None:
         """The request goes there: its prefix will be in those caches."""
-        self._index.add(request.prefix, route.prefill.incarnation)
-        self._index.add(request.prefix, route.decode.incarnation)
+        self._wait = None  # another that waits may share the prefix
+        self._index.add(request.prefix, route.prefill.incarnation, route.decode.incarnation)
 
     def forget(self, worker: Worker) -> None:
         """The worker is gone, and its cache with it."""
@@ -204,21 +259,57 @@ class Router:
         """The process has another role now, under another incarnation, and has kept its cache."""
         self._index.rename(incarnation, successor)
 
+    # ── who could take a request ────────────────────────────────────────────────────────────────────────────
+
     def _with_prefill_cost(
         self, request: Request, role: Role, kind: LegKind, matches: Mapping[str, int], now: float
-    ) -> list[_Found]:
+    ) -> Iterator[_Found]:
         """The workers with room and time for the prompt, those with the least cost first."""
-        found: list[_Found] = []
         num_tokens = request.num_tokens
-        for worker in self._able(self._registry.of_role(role), kind, request, now):
-            matched = matches.get(worker.incarnation, 0)
-            if worker.pending_tokens >= STEP_TOKENS and not self._has_time(worker, num_tokens, matched):
-                continue
-            cost = worker.pending_tokens + num_tokens - matched
-            if kind is LegKind.GENERATE:
-                cost += SEQUENCE_COST_TOKENS * len(worker.legs)
-            found.append((cost, worker.worker_id, matched, worker))
-        return sorted(found)
+        known: list[_Found] = []
+        for worker, matched in self._holders(matches, role):
+            if self._can_compute(worker, kind, request, matched, now):
+                cost: float = worker.pending_tokens + num_tokens - matched
+                if kind is LegKind.GENERATE:
+                    cost += SEQUENCE_COST_TOKENS * len(worker.legs)
+                insort(known, (cost, worker.worker_id, matched, worker))
+        for load, name, worker in self._registry.loads[role].in_order():
+            cost = load + num_tokens
+            while known and known[0] < (cost, name):
+                yield known.pop(0)
+            if worker.incarnation not in matches and self._can_compute(worker, kind, request, 0, now):
+                yield cost, name, 0, worker
+        yield from known
+
+    def _least_decode_cost(
+        self, request: Request, matches: Mapping[str, int], linked: Mapping[str, Worker] | None, now: float
+    ) -> list[_Found]:
+        """The first few workers with room for the sequence, those with the least cost first; only of `linked`, unless
+        that is None."""
+        found: list[_Found] = []
+        for worker, matched in self._holders(matches, Role.DECODE):
+            if self._can_decode(worker, linked, request, now):
+                self._registry.look_ahead(worker)
+                _keep_first(found, _decode_cost(worker, request, matched))
+        for load, name, worker in self._registry.loads[Role.DECODE].in_order():
+            # A request never costs less than the load, so of those that follow none can be among the first any more.
+            if len(found) == MAX_RECORDED_CANDIDATES and found[-1] < (load, name):
+                break
+            if worker.incarnation not in matches and self._can_decode(worker, linked, request, now):
+                _keep_first(found, _decode_cost(worker, request, 0))
+        return found
+
+    def _holders(self, matches: Mapping[str, int], role: Role) -> Iterator[tuple[Worker, int]]:
+        """The workers of a role that should hold a part of the prompt, and how many of its tokens."""
+        for incarnation, matched in matches.items():
+            worker = self._registry.of_incarnation(incarnation)
+            if worker is not None and worker.role is role:
+                yield worker, matched
+
+    def _can_compute(self, worker: Worker, kind: LegKind, request: Request, matched: int, now: float) -> bool:
+        return self._is_able(worker, kind, request, now) and self._has_time(
+            worker, request.num_tokens, matched
+        )
 
     def _has_time(self, worker: Worker, num_tokens: int, matched: int) -> bool:
         """Whether the prompt would start soon at the worker: behind less than `STEP_TOKENS` that go before it, or in at
@@ -244,55 +335,45 @@ class Router:
     def _able_hybrids(self, request: Request, now: float) -> Iterator[Worker]:
         """Hybrids with room for the whole request, where its prompt would start soon."""
         num_tokens = request.num_tokens
-        for worker in self._able(self._registry.hybrids, LegKind.GENERATE, request, now):
-            if worker.held_tokens + num_tokens + GROWTH_TOKENS <= worker.usable_slots and self._has_time(
-                worker, num_tokens, self.matched(request, worker)
+        for worker in self._registry.hybrids:
+            if worker.held_tokens + num_tokens + GROWTH_TOKENS <= worker.usable_slots and self._can_compute(
+                worker, LegKind.GENERATE, request, self.matched(request, worker), now
             ):
                 yield worker
 
-    def _able(self, workers: Iterable[Worker], kind: LegKind, request: Request, now: float) -> list[Worker]:
-        """Those that stay in their pool, which the whole request fits in, have been heard of lately, did not just have
-        to preempt, and, if they are to decode, hold fewer than `most_sequences`."""
-        quiet_s, max_slots, prefills = self._quiet_s, request.max_slots, kind is LegKind.PREFILL
-        return [
-            worker
-            for worker in workers
-            if now >= worker.full_until
-            and now - worker.seen_at <= quiet_s
-            and worker.departure is None
-            and max_slots <= worker.num_slots
-            and (prefills or worker.num_sequences < worker.most_sequences)
-        ]
+    def _can_decode(
+        self, worker: Worker, linked: Mapping[str, Worker] | None, request: Request, now: float
+    ) -> bool:
+        is_linked = linked is None or worker.incarnation in linked
+        return is_linked and self._is_able(worker, LegKind.DECODE, request, now)
 
-    def _with_decode_cost(self, request: Request, matches: Mapping[str, int], now: float) -> list[_Found]:
-        """The workers with room for the sequence, those with the least cost first."""
-        able = self._able(self._registry.of_role(Role.DECODE), LegKind.DECODE, request, now)
-        num_tokens = request.num_tokens
-        num_grown = num_tokens + GROWTH_TOKENS
-        shares = [
-            (
-                (len(worker.legs) + 1) / worker.max_num_seqs,
-                (worker.held_tokens + num_grown) / worker.usable_slots,
-                worker,
-            )
-            for worker in able
-        ]
-        if not matches:
-            return sorted(
-                (sequences if sequences > slots else slots, worker.worker_id, 0, worker)
-                for sequences, slots, worker in shares
-            )
-        found: list[_Found] = []
-        for sequences, slots, worker in shares:
-            matched = matches.get(worker.incarnation, 0)
-            cost = max(sequences, slots) - PREFIX_WEIGHT * matched / num_tokens
-            found.append((cost, worker.worker_id, matched, worker))
-        return sorted(found)
+    def _is_able(self, worker: Worker, kind: LegKind, request: Request, now: float) -> bool:
+        """Whether the worker stays in its pool, the whole request fits in, it has been heard of lately, did not just
+        have to preempt, and, if it is to decode, holds fewer than `most_sequences`."""
+        return (
+            now >= worker.full_until
+            and now - worker.seen_at <= self._quiet_s
+            and worker.departure is None
+            and request.max_slots <= worker.num_slots
+            and (kind is LegKind.PREFILL or worker.num_sequences < worker.most_sequences)
+        )
+
+
+def _decode_cost(worker: Worker, request: Request, matched: int) -> _Found:
+    """What the sequence costs at the worker: see `choose`."""
+    num_tokens = request.num_tokens
+    sequences = (len(worker.legs) + 1) / worker.max_num_seqs
+    slots = (worker.held_tokens + (num_tokens + GROWTH_TOKENS)) / worker.usable_slots
+    cost = max(sequences, slots) - PREFIX_WEIGHT * matched / num_tokens
+    return cost, worker.worker_id, matched, worker
+
+
+def _keep_first(found: list[_Found], another: _Found) -> None:
+    """Puts it in its place, if that is among the first few."""
+    insort(found, another)
+    del found[MAX_RECORDED_CANDIDATES:]
 
 
 def _record(found: Sequence[_Found], unit: CostUnit) -> tuple[Candidate, ...]:
-    """The first few, for the timeline."""
-    return tuple(
-        Candidate(worker_id, cost, unit, matched)
-        for cost, worker_id, matched, _ in found[:MAX_RECORDED_CANDIDATES]
-    )
+    """What was looked at, for the timeline."""
+    return tuple(Candidate(worker_id, cost, unit, matched) for cost, worker_id, matched, _ in found)

@@ -36,7 +36,6 @@ from twinpool.coordinator.health import Health
 from twinpool.coordinator.membership import Membership
 from twinpool.coordinator.partings import Partings
 from twinpool.coordinator.pools import Pools
-from twinpool.coordinator.registry import Worker
 from twinpool.coordinator.reports import Reports
 from twinpool.coordinator.request_record import EndedRequest
 from twinpool.coordinator.retries import RetryBudget
@@ -45,6 +44,7 @@ from twinpool.coordinator.service import Submission
 from twinpool.coordinator.tally import Tally
 from twinpool.coordinator.timeline import Timeline
 from twinpool.coordinator.waiting import WaitingQueue
+from twinpool.coordinator.worker import Worker
 from twinpool.errors import InvariantViolation, RequestFailed
 from twinpool.messages import LockstepTokens
 from twinpool.request import RequestState
@@ -173,7 +173,7 @@ class CoordinatorCore:
         """The streams of a worker in lockstep have filled so many slots more than it has told, or (below 0) what was
         said here is taken back: it must be before the worker tells of it."""
         if (worker := self.registry.get(worker_id)) is not None:
-            worker.held_tokens += num_tokens
+            worker.hold(num_tokens)
 
     def _take(self, event: Event, now: float) -> None:
         match event:

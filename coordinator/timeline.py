@@ -207,9 +207,9 @@ class Timeline:
         stages: dict[str, int] = {}
         end = _us(now if self.ended_at is None else self.ended_at)
         first = None if self.first_token_at is None else _us(self.first_token_at)
-        edges = [_us(at) for _, at in self.stamps[1:]] + [end]
-        for (state, at), left_us in zip(self.stamps, edges, strict=True):
-            entered, left = _us(at), min(left_us, end)
+        edges = [_us(at) for _, at in self.stamps]
+        for (state, _), entered, left_us in zip(self.stamps, edges, [*edges[1:], end], strict=True):
+            left = min(left_us, end)
             table = (
                 _STAGE_BEFORE_FIRST_TOKEN if first is None or entered < first else _STAGE_AFTER_FIRST_TOKEN
             )

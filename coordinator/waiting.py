@@ -50,6 +50,8 @@ class WaitingQueue:
         self._places: dict[str, Place] = {}
         self._num_arrived = 0
         self._level = 0.0
+        self._oldest_at = inf
+        """Nobody has waited since before."""
         self.num_tokens = 0
         """Prompt tokens (and tokens to be computed again) that wait."""
 
@@ -69,6 +71,13 @@ class WaitingQueue:
         if rank and (oldest := next(iter(line.arrivals.values()))).queued_at <= now - self._aged_s:
             return oldest
         return request
+
+    def waited_longer(self, now: float, wait_s: float) -> list[Request]:
+        """Those that have waited for more than `wait_s`."""
+        if now - self._oldest_at <= wait_s:
+            return []
+        self._oldest_at = min((request.queued_at for request in self), default=inf)
+        return [request for request in self if now - request.queued_at > wait_s]
 
     def append(self, request: Request) -> None:
         """Puts a new request in its place."""
@@ -95,8 +104,8 @@ class WaitingQueue:
 
     def held_by(self, account: Account) -> Ahead:
         """What waits of one tenant."""
-        line = self._lines.get(account, _Line())
-        return Ahead(len(line.places), line.num_tokens)
+        line = self._lines.get(account)
+        return Ahead() if line is None else Ahead(len(line.places), line.num_tokens)
 
     def ahead_of(self, account: Account, priority: int) -> Ahead:
         """What would go before a new request of that tenant, as far as is known now."""
@@ -158,6 +167,7 @@ class WaitingQueue:
         line.num_tokens += request.num_tokens
         self.num_tokens += request.num_tokens
         self._places[request.request_id] = place
+        self._oldest_at = min(self._oldest_at, request.queued_at)
 
     def _level_of(self, account: Account) -> float:
         """The account's service, lifted to the least of those that wait if nothing of its own waits."""

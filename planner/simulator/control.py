@@ -42,7 +42,7 @@ class Control:
     """The coordinator. `workers` are set once. Messages take `Overheads.control_s` of the worker's.
 
     Steps that a `LockstepWorker` skips are told when the core hears of that worker, and with each tick. In between they
-    matter to routing alone, which looks at the slots that workers hold: those the core is told beforehand (`foresee`).
+    matter to routing alone, which looks at the slots that some workers hold: those the core is told when it asks.
     """
 
     def __init__(self, core: CoordinatorCore, agenda: Agenda, clients: Clients) -> None:
@@ -52,12 +52,18 @@ class Control:
         self._clients = clients
         self._by_id: dict[str, SimulatedWorker] = {}
         self._skipping: list[LockstepWorker] = []
+        self._foresighted: dict[str, LockstepWorker] = {}
         self._skips_again_at = 0.0
+        self._rank = LATER
+        """Of what the core hears of now."""
 
     def employ(self, workers: Sequence[SimulatedWorker]) -> None:
         """These are all workers."""
         self._by_id = {worker.worker_id: worker for worker in workers}
         self._skipping = [each for each in workers if isinstance(each, LockstepWorker) and each.may_skip]
+        self._foresighted = {worker.worker_id: worker for worker in self._skipping}
+        if self._skipping:
+            self.core.registry.foresee = self._foresee
 
     def tell(self, worker: SimulatedWorker, message: Message, rank: int) -> None:
         """A worker sends a message."""
@@ -78,9 +84,9 @@ class Control:
         worker, message, rank = told
         if isinstance(worker, LockstepWorker) and worker.due_at <= self._agenda.now:
             self._tell_of_steps(worker, rank)
-        if len(self.core.queue) or isinstance(message, Dropped):
-            self.foresee(rank)
+        self._rank = rank
         self.hear(worker, message)
+        self._rank = LATER
         if isinstance(message, Dropped) and message.reason in LACK_OF_ROOM:
             self._pause_skipping()
 
@@ -111,13 +117,12 @@ class Control:
 
     # ── steps that were skipped ─────────────────────────────────────────────────────────────────────────────
 
-    def foresee(self, rank: int = LATER) -> None:
-        """The core may send a request on by what has `rank`: it looks at what workers hold, more than it was told."""
-        now = self._agenda.now
-        for worker in self._skipping:
-            if worker.foreseen_until <= now:
-                with_now = STEP_MESSAGES + worker.number <= rank
-                self.core.hold(worker.worker_id, worker.foresee(now, with_now=with_now))
+    def _foresee(self, worker_id: str) -> None:
+        """The core looks at what the worker holds, perhaps more than it was told."""
+        now, worker = self._agenda.now, self._foresighted.get(worker_id)
+        if worker is not None and worker.foreseen_until <= now:
+            with_now = STEP_MESSAGES + worker.number <= self._rank
+            self.core.hold(worker_id, worker.foresee(now, with_now=with_now))
 
     def tell_of_all_steps(self) -> None:
         """The core hears of all that it would know of by now."""

@@ -238,7 +238,6 @@ class Driver:
     def _arrive(self, outcome: Outcome) -> None:
         self._num_on_the_way -= 1
         self._wake()
-        self._control.foresee()
         now, shape = self.agenda.now, outcome.shape
         sampling = self._sampling.get(shape.output_tokens)
         if sampling is None:

@@ -7,8 +7,9 @@ from support.coordinator_core import submission
 
 from twinpool.coordinator.accounts import Account
 from twinpool.coordinator.lifecycle import TABLE, Leg, LegKind, Move, Request, Resource
-from twinpool.coordinator.registry import Worker
+from twinpool.coordinator.loads import Loads
 from twinpool.coordinator.tenants import ANYONE
+from twinpool.coordinator.worker import Worker
 from twinpool.errors import InvariantViolation
 from twinpool.request import RequestKey, RequestState
 
@@ -119,4 +120,4 @@ def worker() -> Worker:
 
     from twinpool.config import Role
 
-    return Worker(register("D", Role.DECODE), 0.0)
+    return Worker(register("D", Role.DECODE), 0.0, Loads(lambda _: 0.0))

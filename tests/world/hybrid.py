@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from random import Random
 
 from twinpool.config import Role
-from twinpool.coordinator.registry import Worker
 from twinpool.coordinator.state import CoordinatorCore
+from twinpool.coordinator.worker import Worker
 from twinpool.messages import Prefill
 from twinpool.request import Job
 from twinpool.step_pace import LEAST_CHUNK_TOKENS, StepPace, prompt_limit_s

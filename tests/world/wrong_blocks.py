@@ -11,7 +11,7 @@ import pytest
 from twinpool.coordinator.delivery import Delivery
 from twinpool.coordinator.lifecycle import Leg
 from twinpool.coordinator.membership import Membership
-from twinpool.coordinator.registry import Worker
+from twinpool.coordinator.worker import Worker
 from twinpool.decode_pool.core import DecodeCore
 from twinpool.decode_pool.intake import Arrival, Intake
 from twinpool.decode_pool.steps import StepsUnderWay

@@ -7,7 +7,7 @@ import pytest
 from twinpool.colocated_pool.core import ColocatedCore
 from twinpool.colocated_pool.step_times import StepTimes
 from twinpool.coordinator.hybrid import HybridChooser
-from twinpool.coordinator.registry import Worker
+from twinpool.coordinator.worker import Worker
 from twinpool.decode_pool.core import DecodeCore
 from world.wrong_variants import Catalogue
 

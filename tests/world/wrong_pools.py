@@ -6,7 +6,7 @@ import pytest
 
 from twinpool.coordinator import custody
 from twinpool.coordinator.pools import Pools
-from twinpool.coordinator.registry import Worker
+from twinpool.coordinator.worker import Worker
 from twinpool.engine.block_pool import BlockPool
 from twinpool.messages import WorkerStats
 from twinpool.worker import role_change

@@ -10,7 +10,8 @@ from twinpool.coordinator import custody
 from twinpool.coordinator.custody import Custody
 from twinpool.coordinator.ended import EndedRequests
 from twinpool.coordinator.lifecycle import Leg, Move, Request
-from twinpool.coordinator.registry import Registry, Worker
+from twinpool.coordinator.registry import Registry
+from twinpool.coordinator.worker import Worker
 from twinpool.decode_pool.core import DecodeCore
 from twinpool.decode_pool.scheduler import DecodeScheduler
 from twinpool.messages import Cancel, Message
