@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import os
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,16 +14,17 @@ from typing import Any
 import httpx
 import msgspec
 import pytest
+from support import slow_device
 from support.fleet import SETTINGS, assert_returned
 from support.made_profiles import TRUE_FIT, made_profile
 from support.served_model import save_served_model
-from support.server import Server, serving, wait_for
+from support.server import Server, server_environment, serving, wait_for
 from support.visitors import ask, stream
 
 from twinpool.cli import main
 from twinpool.coordinator.gateway.key_ring import new_key
-from twinpool.planner.autotune.window import LEAST_REQUESTS
-from twinpool.planner.profile.saved import save_profile
+from twinpool.planner.autotune.window import ENOUGH_REQUESTS, LEAST_REQUESTS
+from twinpool.planner.profile.saved import SlowDown, save_profile
 
 WINDOW_S = 4
 AT_ONCE = 8
@@ -32,6 +34,27 @@ def lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
+@contextmanager
+def traffic(
+    server: Server, key: str, send: Callable[[int], bool], num_requests: int
+) -> Iterator[Callable[[], None]]:
+    """Yields what sends so many requests, a number each, if live tuning waits for any: so processors are left to
+    predictions otherwise."""
+    headers = {"authorization": f"Bearer {key}"}
+    with (
+        httpx.Client(base_url=server.url, headers=headers, timeout=30, verify=False) as operator,
+        ThreadPoolExecutor(AT_ONCE) as clients,
+    ):
+
+        def if_awaited() -> None:
+            why = operator.get("/admin/pools").json()["autotune"]["why_nothing"]
+            if why.startswith("it waits for traffic"):
+                assert all(clients.map(send, range(num_requests)))
+
+        yield if_awaited
+
+
+@pytest.mark.timeout(240)
 def test_a_recommendation_is_made_logged_and_held_against_what_came(tmp_path: Path, capsys: Any) -> None:
     """The made-up profile is not this machine's, so only that there is an error is looked at, not how large."""
     (tmp_path / "model").mkdir()
@@ -44,24 +67,17 @@ def test_a_recommendation_is_made_logged_and_held_against_what_came(tmp_path: Pa
         f"--autotune-window={WINDOW_S}", f"--autotune-log={log}",
     )  # fmt: skip
 
-    def one(number: int) -> int:
-        body = {"model": "tiny", "prompt": f"question {number}", "max_tokens": 8, "ignore_eos": True}
-        return httpx.post(f"{server.url}/v1/completions", json=body, timeout=30, verify=False).status_code
+    def one(number: int) -> bool:
+        return ask(server, prompt=f"question {number}", max_tokens=8, ignore_eos=True).finish == "length"
 
     with (
         serving(tmp_path, *arguments, environment={"TWINPOOL_ADMIN_KEY": key}) as server,
-        ThreadPoolExecutor(AT_ONCE) as clients,
+        traffic(server, key, one, ENOUGH_REQUESTS) as send_if_awaited,
     ):
-        num_told = -1
 
         def is_measured() -> bool:
-            """Traffic comes at first and after each recommendation: then processors are left to predictions."""
-            nonlocal num_told
-            found = lines(log)
-            if (now_told := sum(line["kind"] == "recommendation" for line in found)) > num_told:
-                num_told = now_told
-                assert set(clients.map(one, range(LEAST_REQUESTS + 4))) == {200}
-            return any(line["kind"] == "measured" and line["figures"] for line in found)
+            send_if_awaited()
+            return any(line["kind"] == "measured" and line["errors"] for line in lines(log))
 
         wait_for("a recommendation is made and measured", is_measured, 150)
         assert server.metric("twinpool_autotune_recommendations_measured_total") >= 1
@@ -71,7 +87,7 @@ def test_a_recommendation_is_made_logged_and_held_against_what_came(tmp_path: Pa
         shown = capsys.readouterr().out
         assert "autotune advise: 1P1D serves" in shown
         assert "median error" in shown
-    measured = next(line for line in lines(log) if line["kind"] == "measured" and line["figures"])
+    measured = next(line for line in lines(log) if line["kind"] == "measured" and line["errors"])
     told = next(line for line in lines(log) if line["number"] == measured["number"])
     assert told["kind"] == "recommendation"
     assert told["action"] == "stayed"
@@ -81,7 +97,10 @@ def test_a_recommendation_is_made_logged_and_held_against_what_came(tmp_path: Pa
     assert "ttft_p50_s" in measured["errors"]
 
 
-NUM_STREAMS, ANSWER = 2, 120
+NUM_STREAMS, ANSWER = 8, 40
+SLOW_S, STEP_S = 0.01, 0.012
+"""What the device takes of each step, and what the profile says of a whole one."""
+PATHS = os.pathsep.join((str(Path(slow_device.__path__[0])), server_environment()["PYTHONPATH"]))
 STREAMED = [f"stream {number} of a server that tunes itself" for number in range(NUM_STREAMS)]
 
 
@@ -89,7 +108,11 @@ STREAMED = [f"stream {number} of a server that tunes itself" for number in range
 def streaming(server: Server) -> Iterator[list[str]]:
     """Long answers to short prompts, one after the other on each of several connections, until the block ends; yields
     what differed from the same answers before."""
-    wanted = [ask(server, prompt=each, max_tokens=ANSWER, ignore_eos=True) for each in STREAMED]
+    with ThreadPoolExecutor(NUM_STREAMS) as clients:
+        asked = clients.map(
+            lambda each: ask(server, prompt=each, max_tokens=ANSWER, ignore_eos=True), STREAMED
+        )
+        wanted = list(asked)
     assert all(len(answer.token_ids) == ANSWER for answer in wanted)
     wrong: list[str] = []
     is_over = Event()
@@ -114,18 +137,25 @@ def streaming(server: Server) -> Iterator[list[str]]:
 
 @pytest.mark.timeout(240)
 def test_act_follows_traffic_that_turns_once_and_no_stream_is_disturbed(tmp_path: Path) -> None:
-    """By the made-up profile, twice as slow, a prefill worker reads two of the long prompts in a second, and a decode
-    worker writes three of the long answers: two prefill workers serve more at first, and two decode workers then."""
+    """On a slow device, whose steps the profile knows: a prefill worker reads six of the long prompts in a second, a
+    decode worker writes 17 of the long answers. Two prefill workers serve more at first, two decode workers then."""
     (tmp_path / "model").mkdir()
     model, log, key = save_served_model(tmp_path / "model"), tmp_path / "tune.jsonl", new_key()
-    steps = msgspec.structs.replace(TRUE_FIT, rows_s=tuple(2 * seconds for seconds in TRUE_FIT.rows_s))
+    steps = msgspec.structs.replace(TRUE_FIT, rows_s=(STEP_S,) * len(TRUE_FIT.rows_s))
     profile = tmp_path / "profile.json"
-    save_profile(msgspec.structs.replace(made_profile(steps), model="tiny"), profile)
+    save_profile(
+        msgspec.structs.replace(made_profile(steps), model="tiny", slow_down=SlowDown(0.0, 0.0)), profile
+    )
+    environment = {"TWINPOOL_ADMIN_KEY": key, "SLOW_STEP_S": str(SLOW_S), "PYTHONPATH": PATHS}
     arguments = (
         str(model), "--served-model-name=tiny", *SETTINGS, "--prefill=2", "--decode=1", "--max-attempts=1",
         "--autotune=act", f"--profile={profile}", "--slo=ttft=2s", "--slo=itl=500ms", "--autotune-window=3",
         "--autotune-cool-down=3", f"--autotune-log={log}",
     )  # fmt: skip
+
+    def one(number: int) -> bool:
+        prompt = f"question {number} " + "about a long text " * 12
+        return ask(server, prompt=prompt, max_tokens=4, ignore_eos=True).finish == "length"
 
     def found(kind: str) -> list[dict[str, Any]]:
         return [line for line in lines(log) if line["kind"] == kind]
@@ -139,16 +169,14 @@ def test_act_follows_traffic_that_turns_once_and_no_stream_is_disturbed(tmp_path
         latest = max(line["number"] for line in found("recommendation"))
         return any(line["number"] in numbers and line["number"] < latest for line in changed())
 
-    with serving(tmp_path, *arguments, environment={"TWINPOOL_ADMIN_KEY": key}) as server:
-        with ThreadPoolExecutor(AT_ONCE) as clients:
-            prompts = [
-                f"question {number} " + "about a long text " * 12 for number in range(LEAST_REQUESTS + 4)
-            ]
-            answers = clients.map(
-                lambda prompt: ask(server, prompt=prompt, max_tokens=4, ignore_eos=True), prompts
-            )
-            assert {answer.finish for answer in answers} == {"length"}
-        wait_for("a recommendation for long prompts", lambda: bool(found("recommendation")), 60)
+    with serving(tmp_path, *arguments, environment=environment) as server:
+        with traffic(server, key, one, LEAST_REQUESTS) as send_if_awaited:
+
+            def is_told() -> bool:
+                send_if_awaited()
+                return bool(found("recommendation"))
+
+            wait_for("a recommendation for long prompts", is_told, 60)
         (first,) = found("recommendation")
         assert (first["action"], first["stay"]["prefill"], first["change"]) == ("stayed", 2, None)
         with streaming(server) as wrong:
