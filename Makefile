@@ -2,6 +2,7 @@
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test explore check lint types gpu-compile imports format serve soak chaos storm overload canary streams clients fuzz-api bench bench-check bench-baseline quality targets compare sweep profile accuracy clean
 PYTHON_BIN := .venv/bin/python
+PYTEST := $(PYTHON_BIN) -m pytest -q
 export HF_HUB_OFFLINE ?= 1
 
 help: ## list the targets
@@ -16,10 +17,16 @@ demo: setup ## one prefill and one decode worker answer a question; prints the r
 serve: setup ## serve the default model on http://127.0.0.1:8000
 	@.venv/bin/twinpool serve
 
+# Tests against transformers that start no server share the first round's processes.
+WITHOUT_SERVERS := tests/oracle/test_families.py tests/oracle/test_tokenizer_equals_transformers.py
+# Those that measure want the machine for themselves.
+MEASURING := $(foreach name,autotune bench_programs bench_speed_programs compare load_generator profile_live,\
+	tests/served/test_$(name).py)
 test: setup ## run the whole test suite, what needs the machine for itself last
-	@$(PYTHON_BIN) -m pytest -q -n 2 tests/unit tests/property tests/world tests/live
-	@scripts/side_by_side "$(PYTHON_BIN) -m pytest -q -rs tests/oracle" "$(PYTHON_BIN) -m pytest -q -rs tests/cases"
-	@$(PYTHON_BIN) -m pytest -q -rs tests/served tests/clients
+	@$(PYTEST) -n 2 tests/unit tests/property tests/world tests/live $(WITHOUT_SERVERS)
+	@scripts/side_by_side "nice -n 5 $(PYTEST) -rs tests/oracle $(WITHOUT_SERVERS:%=--ignore=%)" \
+		"$(PYTEST) -rs tests/cases tests/served tests/clients $(MEASURING:%=--ignore=%)"
+	@$(PYTEST) -rs $(MEASURING)
 
 clients: setup ## install clients of other makers and drive a server with them: openai, litellm, lm_eval, guidellm, aiperf … (minutes)
 	@scripts/install_clients && $(PYTHON_BIN) -m pytest -q -rs tests/clients
