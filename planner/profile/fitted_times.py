@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 from twinpool.engine.processor import processor
@@ -19,7 +20,7 @@ class FittedTimes:
     measured, or a transport does not work on its machine), asking for a transfer is an error.
     """
 
-    __slots__ = ("_model", "_name", "_served", "_slow", "_transfer", "profile")
+    __slots__ = ("_model", "_name", "_places", "_served", "_slow", "_transfer", "profile")
 
     def __init__(self, profile: Profile, transport: str | None = None) -> None:
         """Raises ConfigError if the profile has no such transport."""
@@ -27,6 +28,7 @@ class FittedTimes:
         self._model = StepModel(profile.steps)
         self._slow = profile.slow_down
         self._served = profile.served
+        self._places = self._places_of(profile)
         known = {fit.transport: fit for fit in profile.transfers}
         if transport is not None and transport not in known:
             raise ConfigError(
@@ -61,20 +63,27 @@ class FittedTimes:
         return self.profile.overheads
 
     def step_s(self, shape: StepShape, num_busy: int = 0) -> float:
-        """As `ServiceTimes.step_s`."""
+        """As `ServiceTimes.step_s`. More workers than there are cores for take turns on these."""
         memory_s, arithmetic_s = self._model.parts(shape)
         served, slow = self._served, self._slow
         taken_s = memory_s + arithmetic_s + served.step_s + served.sequence_s * shape.num_sequences
         if not num_busy:
             return taken_s
-        if slow is None:  # they share this one's cores
-            return taken_s * (1 + num_busy)
-        return taken_s + num_busy * (
-            slow.memory * memory_s
-            + slow.arithmetic * arithmetic_s
-            + served.busy_step_s
-            + served.busy_sequence_s * shape.num_sequences
-        )
+        if slow is not None:
+            taken_s += min(num_busy, self._places - 1) * (
+                slow.memory * memory_s
+                + slow.arithmetic * arithmetic_s
+                + served.busy_step_s
+                + served.busy_sequence_s * shape.num_sequences
+            )
+        return taken_s * max(1.0, (1 + num_busy) / self._places)
+
+    @staticmethod
+    def _places_of(profile: Profile) -> float:
+        """How many workers have cores of their own at a time."""
+        if profile.num_cores is None:
+            return 1.0 if profile.slow_down is None else math.inf
+        return max(1.0, profile.num_cores / profile.threads)
 
     def transfer_s(self, num_bytes: int) -> float:
         """As `ServiceTimes.transfer_s`. Raises ConfigError if the profile has no transport."""

@@ -240,6 +240,7 @@ class Profiling:
             measured_at=datetime.now(UTC).isoformat(timespec="seconds"),
             version=__version__,
             is_quick=settings.is_quick,
+            num_cores=len(usable_cores()) if settings.device == "cpu" else None,
             steps=fit,
             slow_down=fit_slow_down(fit, steps),
             served=ServedSteps(),

@@ -7,9 +7,13 @@ from typing import Any
 
 import msgspec
 
+from twinpool.config import BLOCK_SIZES
 from twinpool.errors import ConfigError
+from twinpool.layout import COMPUTE_DTYPES
 from twinpool.planner.times.service_times import Overheads
 
+_LONGEST_S = 3600.0
+"""Of whatever a profile says: more is a mistake, which a simulation would take for ever about."""
 FORMAT = 2
 """Of the file; another number means other fields."""
 
@@ -145,8 +149,8 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """One worker of one machine: `threads` of it compute `model` in `dtype`. `machine` says what it is, in JSON values.
 
     `transfers` has one fit for each transport that works here, the one that a server prefers first; it may be empty.
-    `slow_down` is None where two such workers have not cores enough: then they share those they have. `warnings` say
-    why its figures may be wrong.
+    `slow_down` is None where two such workers have not cores enough: then they share those they have. `num_cores` is
+    what its workers share; None: nobody knows, or they compute elsewhere. `warnings` say why its figures may be wrong.
     """
 
     format: int = FORMAT
@@ -169,6 +173,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     unsteadiness: Unsteadiness
     residuals: tuple[Residuals, ...]
     measurements: Measurements
+    num_cores: int | None = None
     warnings: tuple[str, ...] = ()
 
 
@@ -217,6 +222,7 @@ def save_profile(profile: Profile, path: Path) -> None:
 
 def _check(profile: Profile, name: str) -> None:
     """What types do not say: a model that could fall, or go below zero, is none. Raises ConfigError."""
+    _check_worker(profile, name)
     fit = profile.steps
     knots, times = fit.row_knots, fit.rows_s
     if len(knots) < 2 or len(knots) != len(times) or knots[0] != 1 or list(knots) != sorted(set(knots)):
@@ -234,7 +240,28 @@ def _check(profile: Profile, name: str) -> None:
     ]
     for part, value in parts:
         for field, number in msgspec.to_builtins(value).items() if value is not None else ():
-            if isinstance(number, float) and not 0 <= number < float("inf"):
+            if isinstance(number, float) and not 0 <= number <= _LONGEST_S:
                 raise ConfigError(
-                    f"{name}: {part}.{field} is {number}; wanted: seconds or a share, 0 or more"
+                    f"{name}: {part}.{field} is {number}; wanted: seconds or a share, 0 to {_LONGEST_S:.0f}"
                 )
+    if not 0 <= times[0] <= times[-1] <= _LONGEST_S:
+        raise ConfigError(f"{name}: steps.rows_s is {times}; wanted: seconds, 0 to {_LONGEST_S:.0f}")
+
+
+def _check_worker(profile: Profile, name: str) -> None:
+    wanted = {
+        "dtype": (profile.dtype in COMPUTE_DTYPES, ", ".join(COMPUTE_DTYPES)),
+        "block_size": (profile.block_size in BLOCK_SIZES, ", ".join(map(str, BLOCK_SIZES))),
+        "threads": (profile.threads >= 1, "1 or more"),
+        "num_cores": (profile.num_cores is None or profile.num_cores >= 1, "1 or more"),
+        "max_model_len": (profile.max_model_len >= 2, "2 or more"),
+        "kv_token_bytes": (profile.kv_token_bytes >= 1, "1 or more"),
+    }
+    for field, (is_right, allowed) in wanted.items():
+        if not is_right:
+            raise ConfigError(f"{name}: {field} is {getattr(profile, field)!r}; wanted: {allowed}")
+    for field, factors in msgspec.to_builtins(profile.unsteadiness).items():
+        if not factors or not all(0 < factor <= _LONGEST_S for factor in factors):
+            raise ConfigError(
+                f"{name}: unsteadiness.{field} is {factors}; wanted: one or more factors above 0"
+            )

@@ -19,6 +19,8 @@ MOST_WORKERS = 256
 MOST_THREADS = 1024
 MOST_CORES = 1 << 16
 MOST_SEQUENCES = 65_536
+BLOCK_SIZES = (8, 16, 32, 64, 128)
+"""Tokens of a KV block."""
 MOST_TOKENS = 2**31 - 1
 """Token and block counts that fit what workers tell each other and what kernels index with."""
 MOST_SECONDS = 1e6
@@ -140,7 +142,7 @@ class EngineConfig:
                 "auto, fp8, int8")  # fmt: skip
         require("--weights", self.weights, self.weights in ("auto", "int8"), "auto, int8")
         require(
-            "--block-size", self.block_size, self.block_size in (8, 16, 32, 64, 128), "8, 16, 32, 64, 128"
+            "--block-size", self.block_size, self.block_size in BLOCK_SIZES, ", ".join(map(str, BLOCK_SIZES))
         )
         require("--device", self.device, is_device(self.device), "auto, cpu, cuda, cuda:N")
         require(

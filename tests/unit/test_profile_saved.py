@@ -40,6 +40,17 @@ def test_a_file_gives_back_the_same_profile_to_the_last_bit(tmp_path: Path) -> N
         (b'{"format": 99}', "format 99"),
         (changed(threads="two"), "threads"),
         (changed(surprise=1), "surprise"),
+        (changed(threads=-2), "threads is -2; wanted: 1 or more"),
+        (changed(num_cores=0), "num_cores is 0"),
+        (changed(block_size=0), "block_size is 0; wanted: 8, 16"),
+        (changed(dtype="float99"), "dtype is 'float99'; wanted: float32"),
+        (changed(kv_token_bytes=0), "kv_token_bytes is 0"),
+        (changed(unsteadiness={"decode": [], "prompt": [1.0]}), "unsteadiness.decode is ()"),
+        (
+            changed(unsteadiness={"decode": [1.0], "prompt": [-1.0, 3.0]}),
+            "unsteadiness.prompt is (-1.0, 3.0)",
+        ),
+        (changed(overheads={"output_s": 1e300}), "overheads.output_s is 1e+300; wanted: seconds"),
     ],
 )
 def test_what_is_no_profile_is_refused_with_the_reason(data: bytes, words: str) -> None:
@@ -56,6 +67,7 @@ def test_what_is_no_profile_is_refused_with_the_reason(data: bytes, words: str) 
         ("row_knots", [1]),
         ("sequence_s", -1e-6),
         ("context_token_s", 1e400),
+        ("rows_s", [0.01, 1e300]),
     ],
 )
 def test_a_model_that_could_fall_is_refused(field: str, value: Any) -> None:
@@ -103,6 +115,20 @@ def test_times_name_model_threads_machine_and_day() -> None:
     times = FittedTimes(made_profile())
     for words in ("made-up", "bfloat16", "1 thread ", "A processor", "2026-01-02"):
         assert words in times.name
+
+
+def test_more_workers_than_cores_take_turns() -> None:
+    """Two of one thread have cores of their own on two; four compute at half the rate of two."""
+    shape = of_sequences([100] * 4)
+    cores = FittedTimes(msgspec.structs.replace(made_profile(), num_cores=2))
+    unknown = FittedTimes(msgspec.structs.replace(made_profile(), num_cores=None))
+    assert [cores.step_s(shape, others) for others in (0, 1)] == [
+        unknown.step_s(shape, others) for others in (0, 1)
+    ]
+    assert cores.step_s(shape, 2) == pytest.approx(1.5 * cores.step_s(shape, 1))
+    assert cores.step_s(shape, 3) == pytest.approx(2 * cores.step_s(shape, 1))
+    whole = FittedTimes(msgspec.structs.replace(made_profile(), num_cores=2, threads=2, slow_down=None))
+    assert whole.step_s(shape, 1) == pytest.approx(2 * whole.step_s(shape))
 
 
 def test_a_server_adds_to_the_engine_by_step_by_sequence_and_beside_others() -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from twinpool.commands.flags import SCHEDULING, Flag, add_flags, config_from
 from twinpool.commands.kv_size import parse_bytes
-from twinpool.config import CoordinatorConfig, SchedulerConfig, require
+from twinpool.config import BLOCK_SIZES, CoordinatorConfig, SchedulerConfig, require
 from twinpool.errors import ConfigError
 from twinpool.layout import Dtype, KVLayout
 from twinpool.planner.plan.capacity import USABLE_SHARE, DeviceMemory, KvCapacity, kv_capacity
@@ -174,7 +174,8 @@ def hardware(args: argparse.Namespace, max_model_len: int | None = None) -> Hard
         raise ConfigError("--model is not given; name a model, as --model llama-3.1-8b")
     model = model_shape(name)
     require("--link", args.link, args.link is None or args.link >= _LEAST_LINK, f"{_LEAST_LINK} GB/s or more")
-    require("--block-size", args.block_size, args.block_size in (8, 16, 32, 64, 128), "8, 16, 32, 64, 128")
+    sizes = ", ".join(map(str, BLOCK_SIZES))
+    require("--block-size", args.block_size, args.block_size in BLOCK_SIZES, sizes)
     precision = None if args.precision is None else Precision(args.precision)
     if precision is None and model.quantization is not None and profiled is None:
         raise ConfigError(
