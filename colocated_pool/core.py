@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from twinpool.config import SchedulerConfig
+from twinpool.decode_pool.lockstep import Lockstep, LockstepLoad
 from twinpool.decode_pool.scheduler import DecodeScheduler, why_never_fits
 from twinpool.decode_pool.steps import StepsUnderWay
-from twinpool.engine.batch import SequenceSlice, StepBatch
+from twinpool.engine.batch import SequenceSlice, StepBatch, StepOutput
 from twinpool.engine.block_pool import BlockPool, BlockTable, Chains, PrefixChain
 from twinpool.engine.look_back import LookBack
 from twinpool.errors import InvariantViolation
@@ -18,6 +19,7 @@ from twinpool.messages import (
     Dropped,
     DropReason,
     Generate,
+    LockstepTokens,
     Message,
     StepTokens,
     Token,
@@ -89,6 +91,9 @@ class ColocatedCore:
         self._steps = StepsUnderWay()
         self._cancelled: dict[RequestKey, None] = {}
         self._commands: list[Command] = []
+        self._lockstep: Lockstep | None = None
+        self._chunks: tuple[SequenceSlice, ...] = ()
+        """Those of the step that runs, in lockstep."""
 
     def __contains__(self, key: RequestKey) -> bool:
         return key in self._prefill or key in self._decode
@@ -147,19 +152,19 @@ class ColocatedCore:
         commands, self._commands = self._commands, []
         return commands
 
+    def minds_time(self, now: float) -> bool:  # noqa: ARG002  # no lease runs here
+        """Whether a step could begin after a `Tick`, which by itself changes nothing."""
+        runs = self._steps.is_running or self._chunks or (self._lockstep and self._lockstep.is_running)
+        return not runs and self.num_prompts + self.num_sequences > 0
+
     def next_step(self, now: float, most_tokens: int | None = None) -> StepPlan | None:
         """One token for every running sequence, then prompt chunks: of at most `most_tokens` in all (None: only the
         token budget counts)."""
         self._steps.require_none()
         slices, preempted, _ = self._decode.plan(self.make_room_for_sequences)
-        self.counters.add(WorkerMetric.PREEMPTIONS, len(preempted))
-        for key in preempted:
-            self._tell(Dropped(key, DropReason.PREEMPTED, "an older sequence needed the room"))
-        self._num_free_slots = self._max_num_seqs - self.num_slots
-        if self._host is not None:
-            self._num_free_slots = min(self._num_free_slots, self._host.num_free_slots())
+        self._preempted(preempted)
         budget = self._token_budget if most_tokens is None else min(most_tokens, self._token_budget)
-        slices += self._prefill.plan(now, max(0, budget - len(slices)), self)
+        slices += self._plan_prompts(now, budget - len(slices))
         if not slices:
             return None
         return self._steps.begin(StepPlan(StepBatch(tuple(slices))))
@@ -170,6 +175,84 @@ class ColocatedCore:
         if len(self._prefill):
             return None
         return self._steps.plan_ahead(lambda running: self._decode.plan_ahead(running, self._cancelled))
+
+    def _preempted(self, keys: Sequence[RequestKey]) -> None:
+        self.counters.add(WorkerMetric.PREEMPTIONS, len(keys))
+        for key in keys:
+            self._tell(Dropped(key, DropReason.PREEMPTED, "an older sequence needed the room"))
+
+    def _plan_prompts(self, now: float, budget: int) -> list[SequenceSlice]:
+        self._num_free_slots = self._max_num_seqs - self.num_slots
+        if self._host is not None:
+            self._num_free_slots = min(self._num_free_slots, self._host.num_free_slots())
+        return self._prefill.plan(now, max(0, budget), self)
+
+    # ── the same where all tokens are one ─────────────────────────────────────────────────────────────────
+
+    def walk_in_lockstep(self, token_id: int) -> None:
+        """As `DecodeCore.walk_in_lockstep`, of a core that is nobody's guest. Steps have chunks of prompts, too, which
+        cost what they always do; while there are prompts, no step is quiet."""
+        self._lockstep = Lockstep(self._decode, self.pool, self.counters, token_id)
+
+    def begin_step(self, now: float) -> LockstepLoad | None:
+        """`next_step`. Returns what the step has to do; None: there is nothing to run."""
+        begun = self._in_lockstep().begin(self.make_room_for_sequences)
+        self._preempted(begun.preempted)
+        load = begun.load or LockstepLoad(0, 0)
+        self._chunks = tuple(self._plan_prompts(now, self._token_budget - load.num_sequences))
+        return load._replace(chunks=self._chunks) if load.num_sequences or self._chunks else None
+
+    def plan_step_ahead(self) -> None:
+        """`plan_ahead`: to be called after each event while a step runs."""
+        if not len(self._prefill):
+            self._in_lockstep().plan_ahead(self._cancelled)
+
+    def end_step(self, seconds: float, now: float) -> tuple[list[Command], LockstepLoad | None]:
+        """`handle` for the `StepDone` of a step that took `seconds`. Returns also what the step has to do that was
+        planned ahead and runs since then; None if nothing runs."""
+        lockstep = self._in_lockstep()
+        self.counters.add(WorkerMetric.STEPS)
+        self.counters.add(WorkerMetric.STEP_SECONDS, seconds)
+        num_tokens = lockstep.num_sequences
+        left = tuple(key for key in self._cancelled if key in lockstep)
+        told = lockstep.end(left) if num_tokens else None
+        chunks, self._chunks = self._chunks, ()
+        output = StepOutput({c.key: lockstep.token_id for c in chunks if c.sampling is not None}, seconds)
+        first_tokens: list[Token] = []
+        for chunk in chunks:
+            self.counters.add(WorkerMetric.PROMPT_TOKENS_COMPUTED, len(chunk.token_ids))
+            if chunk.key not in self._cancelled:
+                first_tokens += self._computed(chunk, output, now)
+        self.pool.check_count()
+        self.counters.add(WorkerMetric.OUTPUT_TOKENS, num_tokens - len(left) + len(first_tokens))
+        if first_tokens:
+            others = () if told is None else told.tokens
+            told = LockstepTokens((*others, *first_tokens), left, lockstep.token_id)
+        if told is not None:
+            self._tell(told)
+        self._release_cancelled()
+        if len(self._prefill):
+            lockstep.changed()  # which chunk comes next is decided now
+        return self.flush(), lockstep.follow()
+
+    def num_quiet_steps(self, most: int) -> int:
+        """How many steps, from the one that runs on and at most `most`, can be skipped unless an event comes. To be
+        asked after `plan_step_ahead`."""
+        if self._cancelled or len(self._prefill):
+            return 0
+        return self._in_lockstep().num_quiet(most)
+
+    def skip_steps(self, seconds: Sequence[float]) -> None:
+        """`end_step` and `plan_step_ahead` for steps that took so long each, all of them quiet. Their `LockstepTokens`,
+        without tokens, are the caller's to tell."""
+        self._in_lockstep().skip(seconds)
+
+    def _in_lockstep(self) -> Lockstep:
+        if self._lockstep is None:
+            raise InvariantViolation("this colocated worker does not walk in lockstep")
+        return self._lockstep
+
+    # ── looking ───────────────────────────────────────────────────────────────────────────────────────────
 
     def stats(self) -> WorkerStats:
         """Blocks by state, queue lengths and counters at this moment."""
@@ -234,16 +317,19 @@ class ColocatedCore:
 
     def _cancel(self, key: RequestKey) -> None:
         self.counters.add(WorkerMetric.CANCELLED)
-        if key in self._steps:
+        in_chunks = any(chunk.key == key for chunk in self._chunks)
+        if key in self._steps or in_chunks or (self._lockstep and key in self._lockstep):
             self._cancelled[key] = None
             self._steps.changed()
+            if self._lockstep:
+                self._lockstep.changed()
             return
         self._release(key)
         self._tell(Dropped(key, DropReason.CANCELLED))
 
     def _release(self, key: RequestKey) -> None:
         if key in self._decode:
-            self._decode.leave(key)
+            (self._lockstep or self._decode).leave(key)
         elif (prompt := self._prefill.withdraw(key)) and prompt.table:
             self.pool.release(prompt.table)
 
@@ -268,19 +354,22 @@ class ColocatedCore:
                 tokens.append(self._decode.complete(chunk, done.output))
                 self._count_hybrid(WorkerMetric.HYBRID_OUTPUT_TOKENS, 1)
             else:
-                tokens += self._computed(chunk, done, now)
+                tokens += self._computed(chunk, done.output, now)
         self.pool.check_count()
         self.counters.add(WorkerMetric.OUTPUT_TOKENS, len(tokens))
         if tokens:
             self._tell(StepTokens(tuple(tokens)))
+        self._release_cancelled()
+
+    def _release_cancelled(self) -> None:
         for key in [key for key in self._cancelled if key not in self._steps]:
             del self._cancelled[key]
             self._release(key)
             self._tell(Dropped(key, DropReason.CANCELLED))
 
-    def _computed(self, chunk: SequenceSlice, done: StepDone, now: float) -> list[Token]:
+    def _computed(self, chunk: SequenceSlice, output: StepOutput, now: float) -> list[Token]:
         """Takes note of a chunk; returns the first token if it was the last one."""
-        prompt = self._prefill.complete(chunk, done.output.scores.get(chunk.key, ()))
+        prompt = self._prefill.complete(chunk, output.scores.get(chunk.key, ()))
         prompt.moved_at = now
         if not prompt.is_done or prompt.table is None:
             return []
@@ -288,7 +377,7 @@ class ColocatedCore:
         self.counters.add(WorkerMetric.PROMPT_TOKENS_CACHED, prompt.num_cached)
         for message in prompt.reports(now):
             self._tell(message)
-        token = prompt.first_token(done.output)
+        token = prompt.first_token(output)
         if token.finish:
             self.pool.release(prompt.table)
         else:

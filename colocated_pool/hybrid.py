@@ -93,6 +93,10 @@ class HybridCore(ABC):
         """Takes the commands that planning gave rise to, in order."""
         return [*self.role.flush(), *self.guest.flush()]
 
+    def minds_time(self, now: float) -> bool:  # noqa: ARG002  # which is asked in simulations alone
+        """Yes, always: what is stuck goes back with time."""
+        return True
+
     def next_step(self, now: float) -> StepPlan | None:
         """One token for every sequence, then prompt chunks within the budget."""
         if self._running is not None:

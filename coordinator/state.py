@@ -267,7 +267,7 @@ class CoordinatorCore:
         self._commands += map(events.Record, self.ended(now, SETTLE_S))
         if not self.num_live:
             self._health.moved(now)
-        if now - self._checked_at >= CHECK_S:
+        if self.is_check_due(now):
             self._checked_at = now
             self.check()
 
@@ -276,6 +276,10 @@ class CoordinatorCore:
         error = RequestFailed("the server stopped before the answer was complete")
         self._clients.time_out_all(error, now)
         self.membership.stop_all()
+
+    def is_check_due(self, now: float) -> bool:
+        """Whether a Tick will recount who holds what."""
+        return now - self._checked_at >= CHECK_S
 
     def check(self) -> None:
         """Recounts who holds what. Raises InvariantViolation."""

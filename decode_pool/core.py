@@ -173,6 +173,13 @@ class DecodeCore:
         self._commands.clear()
         return commands
 
+    def minds_time(self, now: float) -> bool:
+        """Whether a `Tick` at `now` could change anything, or a step begin after it."""
+        runs = self._lockstep.is_running if self._lockstep else self._steps.is_running
+        return (
+            self._has_untried_room or (not runs and len(self._scheduler) > 0) or self._intake.minds_time(now)
+        )
+
     def next_step(self, now: float) -> StepPlan | None:
         """One token for every running sequence that has, or can be given, a slot for it."""
         self._steps.require_none()
@@ -194,7 +201,7 @@ class DecodeCore:
         """Every token will be `token_id`, as in a simulation. From now on steps are begun, planned ahead and ended by
         the three methods below, which do what `next_step`, `plan_ahead` and `StepDone` do, at a cost that does not
         grow with the batch. They tell of tokens in `LockstepTokens`."""
-        self._lockstep = Lockstep(self._scheduler, self.pool, token_id)
+        self._lockstep = Lockstep(self._scheduler, self.pool, self.counters, token_id)
 
     def begin_step(self, now: float) -> LockstepLoad | None:
         """`next_step`. Returns what the step has to do; None: there is nothing to run."""
@@ -231,13 +238,7 @@ class DecodeCore:
     def skip_steps(self, seconds: Sequence[float]) -> None:
         """`end_step` and `plan_step_ahead` for steps that took so long each, all of them quiet. Their `LockstepTokens`,
         without tokens, are the caller's to tell."""
-        lockstep = self._in_lockstep()
-        lockstep.skip(len(seconds))
-        self.counters.add(WorkerMetric.STEPS, len(seconds))
-        for step_s in seconds:
-            self.counters.add(WorkerMetric.STEP_SECONDS, step_s)
-        self.counters.add(WorkerMetric.OUTPUT_TOKENS, len(seconds) * lockstep.num_sequences)
-        self.pool.check_count()
+        self._in_lockstep().skip(seconds)
 
     def _in_lockstep(self) -> Lockstep:
         if self._lockstep is None:

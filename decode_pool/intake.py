@@ -14,7 +14,7 @@ bytes are verified the lease does not run: `Verify` has its own bound and is alw
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from twinpool.config import SchedulerConfig
@@ -74,11 +74,10 @@ class Arrival:
     fence: int = 0
     num_prompt_blocks: int = 0
     manifest: Manifest | None = None
+    key: RequestKey = field(init=False)
 
-    @property
-    def key(self) -> RequestKey:
-        """The job's key."""
-        return self.job.key
+    def __post_init__(self) -> None:
+        self.key = self.job.key
 
     @property
     def written_blocks(self) -> tuple[int, ...]:
@@ -235,6 +234,10 @@ class Intake:
         for arrival in [a for a in self._waiting.values() if now - a.arrived_at >= self._grant_timeout_s]:
             self._counters.add(WorkerMetric.NO_ROOM)
             self.drop(arrival.key, DropReason.NO_ROOM, detail, now)
+
+    def minds_time(self, now: float) -> bool:
+        """Whether `expire` would do something at `now`, or may let somebody in who waits."""
+        return len(self._waiting) > 0 or self._ledger.next_deadline <= now
 
     def writer_gone(self, writer: Writer, now: float) -> None:
         """That process writes no more. What it has not sealed is lost."""

@@ -8,22 +8,26 @@ tables and touches no sequence in between. It decides nothing of its own: where 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Container
+from collections.abc import Callable, Collection, Container, Sequence
+from math import inf
 from typing import NamedTuple
 
 from twinpool.decode_pool.scheduler import DecodeScheduler, DecodeSequence
+from twinpool.engine.batch import SequenceSlice
 from twinpool.engine.block_pool import BlockPool
 from twinpool.errors import InvariantViolation
 from twinpool.messages import LockstepTokens, Token
+from twinpool.metrics import Counters, WorkerMetric
 from twinpool.request import FinishReason, Job, RequestKey
 
 
 class LockstepLoad(NamedTuple):
     """How much a step has to do: its sequences, one new token each, and the KV positions that they read, the new ones
-    among them."""
+    among them; and the chunks of prompts beside them, on a worker that computes some."""
 
     num_sequences: int
     num_tokens: int
+    chunks: tuple[SequenceSlice, ...] = ()
 
 
 class LockstepBegun(NamedTuple):
@@ -39,18 +43,24 @@ class Lockstep:
 
     `begin`, `plan_ahead`, `end` and `follow` leave scheduler and pool as `plan`, `plan_ahead`, `complete` for each
     slice, and a plan ahead that begins would. While step c runs (from 0 on), a sequence has `shift` + c tokens; it gets
-    those that it lacks when somebody looks at them. Only in which order one step seals blocks of some sequences and
-    releases those of others is not the same, and nobody can tell.
+    those that it lacks when somebody looks at them, and its last one with step `ends_at`. Only in which order one step
+    seals blocks of some sequences and releases those of others is not the same, and nobody can tell; nor when blocks
+    are sealed that nobody else can have (`PrefixChain.grows_alone`), as long as a request has no other attempt here:
+    that is when the sequence leaves.
     """
 
-    def __init__(self, scheduler: DecodeScheduler, pool: BlockPool, token_id: int) -> None:
+    def __init__(
+        self, scheduler: DecodeScheduler, pool: BlockPool, counters: Counters, token_id: int
+    ) -> None:
         self.token_id = token_id
         self._nothing_else = LockstepTokens((), (), token_id)
         self._scheduler = scheduler
         self._pool = pool
+        self._counters = counters
         self._step = 0
         """The step that runs, or the next one."""
-        self._is_running = False
+        self.is_running = False
+        """Whether a step runs."""
         self._is_ahead_current = self._is_ahead_possible = False
         self._newcomers: list[DecodeSequence] = []
         """Those in the present step that were in none before."""
@@ -68,16 +78,18 @@ class Lockstep:
         self._needs_block_at = defaultdict[int, list[DecodeSequence]](list)
         self._fills_block_at = defaultdict[int, list[DecodeSequence]](list)
         self._ends_at = defaultdict[int, list[DecodeSequence]](list)
+        self._next_end = inf
+        """The first step in `_ends_at`."""
 
     def __contains__(self, key: RequestKey) -> bool:
         """Whether the step that runs, or the one planned ahead, has this sequence."""
-        sequence = self._scheduler.get(key) if self._is_running else None
+        sequence = self._scheduler.get(key) if self.is_running else None
         return sequence is not None and sequence.number <= self._num_entered
 
     @property
     def num_sequences(self) -> int:
         """Those of the step that runs."""
-        return self._num if self._is_running else 0
+        return self._num if self.is_running else 0
 
     def changed(self) -> None:
         """A sequence has come or is to go: the plan ahead is to be made again."""
@@ -85,20 +97,20 @@ class Lockstep:
 
     def begin(self, make_room: Callable[[], bool] | None = None) -> LockstepBegun:
         """A step begins, of all sequences that can be given a slot for their token."""
-        if self._is_running:
+        if self.is_running:
             raise InvariantViolation("a step was asked for while one runs")
         self._enter_new(self._step)
         self._take_joining()
         preempted, is_starved = list[RequestKey](), False
         if not self._try_grow(self._step, ()):
             preempted, is_starved = self._plan_anew(make_room)
-        self._is_running = self._num > 0 and not is_starved
-        return LockstepBegun(self._load() if self._is_running else None, preempted, is_starved)
+        self.is_running = self._num > 0 and not is_starved
+        return LockstepBegun(self._load() if self.is_running else None, preempted, is_starved)
 
     def plan_ahead(self, leaving: Container[RequestKey]) -> None:
         """Makes room for the step after the one that runs, in which all are but those that end and those in `leaving`.
         If there is none for one of them, no step will follow at once."""
-        if self._is_running and not self._is_ahead_current:
+        if self.is_running and not self._is_ahead_current:
             self._is_ahead_current = True
             step = self._step + 1
             self._enter_new(step)
@@ -108,7 +120,7 @@ class Lockstep:
     def end(self, cancelled: Collection[RequestKey]) -> LockstepTokens | None:
         """The step has run; `cancelled` get nothing of it, and are to leave. Returns what is told of it, if anything
         is."""
-        if not self._is_running:
+        if not self.is_running:
             raise InvariantViolation("a step ended that was not begun")
         step = self._step
         if self._joining and cancelled:
@@ -116,14 +128,20 @@ class Lockstep:
             cancelled = [key for key in cancelled if key not in waiting]
         if step in self._fills_block_at:
             self._seal(step, cancelled)
-        if not (cancelled or self._newcomers or step in self._ends_at):
-            self._step += 1
-            self._is_running = False
+        self._step += 1
+        self.is_running = False
+        if not (cancelled or self._newcomers or step == self._next_end):
             return self._nothing_else
         ended = [s for s in self._due(self._ends_at, step) if s.key not in cancelled]
         told = [s for s in self._newcomers if s.key not in cancelled and s not in ended]
         self._newcomers.clear()
+        if step == self._next_end:
+            self._next_end = min(self._ends_at, default=inf)
         left = tuple(cancelled)
+        for key in left:
+            if (sequence := self._scheduler.get(key)) is not None:
+                sequence.shift -= 1
+                self._sum_of_shifts -= 1
         is_told = self._num > len(left)
         tokens = []
         for sequence in sorted((*told, *ended), key=_number):
@@ -132,43 +150,59 @@ class Lockstep:
             tokens.append(Token(sequence.key, index, self.token_id, finish))
             if finish:
                 self.leave(sequence.key)
-        self._step += 1
-        self._is_running = False
         return LockstepTokens(tuple(tokens), left, self.token_id) if is_told else None
 
     def follow(self) -> LockstepLoad | None:
         """Begins the step that was planned ahead, if it was possible and has sequences."""
-        self._is_running = self._is_ahead_current and self._is_ahead_possible
+        self.is_running = self._is_ahead_current and self._is_ahead_possible
         self._is_ahead_current = self._is_ahead_possible = False
-        if self._is_running:
+        if self.is_running:
             if self._joining:
                 self._take_joining()
-            self._is_running = self._num > 0
-        return self._load() if self._is_running else None
+            self.is_running = self._num > 0
+        return self._load() if self.is_running else None
 
     def num_quiet(self, most: int) -> int:
         """How many steps, from the one that runs on and at most `most`, will end and be followed with nothing to decide
         and nothing to tell but that each sequence has a token more."""
-        is_planned = self._is_running and self._is_ahead_current and self._is_ahead_possible
+        is_planned = self.is_running and self._is_ahead_current and self._is_ahead_possible
         if not is_planned or self._newcomers or self._joining or self._short:
             return 0
-        room = self._pool.num_available
-        for number in range(most):
-            step = self._step + number
-            room -= len(self._needs_block_at.get(step + 2, ()))
-            if step in self._ends_at or room < 0:
-                return number
+        most = int(min(most, self._next_end - self._step))
+        room, size = self._pool.num_available, self._pool.block_size
+        if room < self._num * (most // size + 1):
+            most = min(most, size)  # each needs at most one block then
+            for number in range(most):
+                room -= len(self._needs_block_at.get(self._step + number + 2, ()))
+                if room < 0:
+                    return number
         return most
 
-    def skip(self, num_steps: int) -> None:
-        """So many steps, all of them quiet, have ended, and the next one runs: as `end`, `follow` and `plan_ahead` for
-        each."""
-        for _ in range(num_steps):
-            if self._step in self._fills_block_at:
-                self._seal(self._step, ())
-            self._step += 1
-            if self._step + 1 in self._needs_block_at and not self._try_grow(self._step + 1, ()):
-                raise InvariantViolation("a step that was to be skipped had no room")
+    def skip(self, seconds: Sequence[float]) -> None:
+        """Steps that took so long each, all of them quiet, have ended, and the next one runs: as `end`, `follow` and
+        `plan_ahead` for each. They are counted here."""
+        num_steps = len(seconds)
+        self._counters.add(WorkerMetric.STEPS, num_steps)
+        self._counters.add_each(WorkerMetric.STEP_SECONDS, seconds)
+        self._counters.add(WorkerMetric.OUTPUT_TOKENS, num_steps * self._num)
+        needs_block_at, size = self._needs_block_at, self._pool.block_size
+        first, self._step = self._step, self._step + num_steps
+        growing: list[DecodeSequence] = []
+        for step in range(first, self._step):
+            if step in self._fills_block_at:
+                self._grow(growing)
+                growing.clear()
+                self._seal(step, ())
+            if step + 2 in needs_block_at:
+                due = self._wanting(self._due(needs_block_at, step + 2), step + 2, ())
+                needs_block_at[step + 2 + size] += due
+                growing += due
+        self._grow(growing)
+        self._pool.check_count()
+
+    def _grow(self, growing: Sequence[DecodeSequence]) -> None:
+        if growing and self._pool.grow_each([sequence.table for sequence in growing]) < len(growing):
+            raise InvariantViolation("a step that was to be skipped had no room")
 
     def leave(self, key: RequestKey) -> None:
         """Ends the sequence and releases its blocks."""
@@ -181,6 +215,7 @@ class Lockstep:
                 self._sum_of_shifts -= sequence.shift
             if sequence in self._newcomers:
                 self._newcomers.remove(sequence)
+            self._seal_late(sequence)
         self._scheduler.leave(key)
 
     # ── what happens when ─────────────────────────────────────────────────────────────────────────────────
@@ -202,8 +237,12 @@ class Lockstep:
         size, length = self._pool.block_size, len(sequence.token_ids)
         sequence.shift = shift = length - step
         self._needs_block_at[len(sequence.table) * size + 1 - shift].append(sequence)
-        self._fills_block_at[-(-length // size) * size - shift].append(sequence)
-        self._ends_at[_last_length(sequence) - shift].append(sequence)
+        if not sequence.chain.grows_alone:
+            self._fills_block_at[-(-length // size) * size - shift].append(sequence)
+        job = sequence.job
+        sequence.ends_at = ends_at = job.num_prompt + job.sampling.max_tokens - 1 - shift
+        self._ends_at[ends_at].append(sequence)
+        self._next_end = min(self._next_end, ends_at)
 
     def _seal(self, step: int, cancelled: Container[RequestKey]) -> None:
         """Blocks that are full at the end of `step` become findable."""
@@ -212,6 +251,12 @@ class Lockstep:
                 self._catch_up(sequence, step + 1)
                 self._scheduler.seal(sequence, sequence.shift + step)
                 self._fills_block_at[step + self._pool.block_size].append(sequence)
+
+    def _seal_late(self, sequence: DecodeSequence) -> None:
+        """Blocks of a sequence that grows alone become findable: those that are full before the present step."""
+        if sequence.chain.grows_alone:
+            self._catch_up(sequence, self._step)
+            self._scheduler.seal(sequence, len(sequence.token_ids) - 1)
 
     def _take_joining(self) -> None:
         self._num += len(self._joining)
@@ -223,23 +268,25 @@ class Lockstep:
         """Gives a block to each sequence that needs one for `step`, in order; False if there is none for the next."""
         due = self._due(self._needs_block_at, step)
         if self._short:
-            due = sorted((*self._short, *due), key=_number)
-        for place, sequence in enumerate(due):
-            if sequence.key in leaving or _last_length(sequence) - sequence.shift < step:
-                continue
-            if self._scheduler.get(sequence.key) is not sequence:
-                continue
-            if not self._pool.try_grow(sequence.table):
-                self._short = due[place:]
-                return False
-            self._needs_block_at[step + self._pool.block_size].append(sequence)
-        self._short = []
-        return True
+            short = (sequence for sequence in self._short if not sequence.has_left)
+            due = sorted((*short, *due), key=_number)
+        due = self._wanting(due, step, leaving)
+        num_grown = self._pool.grow_each([sequence.table for sequence in due])
+        self._needs_block_at[step + self._pool.block_size] += due[:num_grown]
+        self._short = due[num_grown:]
+        return not self._short
+
+    def _wanting(
+        self, due: list[DecodeSequence], step: int, leaving: Container[RequestKey]
+    ) -> list[DecodeSequence]:
+        """Those of `due` that will be there in `step`."""
+        return [s for s in due if s.ends_at >= step and s.key not in leaving]
 
     def _plan_anew(self, make_room: Callable[[], bool] | None) -> tuple[list[RequestKey], bool]:
         """Room is short: the scheduler decides who gets it. What it plans has all that remain, or it has none."""
         for sequence in self._scheduler:
             self._catch_up(sequence, self._step)
+            self._seal_late(sequence)
         _, preempted, is_starved = self._scheduler.plan(make_room)
         self._forget_tables()
         self._newcomers = [s for s in self._newcomers if s.key in self._scheduler]
@@ -254,7 +301,7 @@ class Lockstep:
         due = at.pop(step, None)
         if due is None:
             return []
-        here = [sequence for sequence in due if self._scheduler.get(sequence.key) is sequence]
+        here = [sequence for sequence in due if not sequence.has_left]
         return sorted(here, key=_number) if len(here) > 1 else here
 
     def _catch_up(self, sequence: DecodeSequence, step: int) -> None:
@@ -265,11 +312,6 @@ class Lockstep:
 
 def _number(sequence: DecodeSequence) -> int:
     return sequence.number
-
-
-def _last_length(sequence: DecodeSequence) -> int:
-    """How many tokens it has while the step runs that gives its last one."""
-    return sequence.job.num_prompt + sequence.job.sampling.max_tokens - 1
 
 
 def _require_plain(job: Job, token_id: int) -> None:

@@ -71,8 +71,8 @@ class GrownTokens(Sequence[int]):
 
 @dataclass(slots=True, eq=False)
 class DecodeSequence:
-    """A sequence that generates. `token_ids` are all its tokens; the KV of all but the last is in `table`. It joined as
-    the `number`-th. `shift` is for `Lockstep`."""
+    """A sequence that generates, until it `has_left`. `token_ids` are all its tokens; the KV of all but the last is in
+    `table`. It joined as the `number`-th. `shift` and `ends_at` are for `Lockstep`."""
 
     job: Job
     table: BlockTable
@@ -81,6 +81,8 @@ class DecodeSequence:
     look_back: LookBack | None
     number: int
     shift: int = 0
+    ends_at: int = 0
+    has_left: bool = False
     key: RequestKey = field(init=False)
 
     def __post_init__(self) -> None:
@@ -165,7 +167,9 @@ class DecodeScheduler:
 
     def leave(self, key: RequestKey) -> None:
         """Ends the sequence and releases its blocks."""
-        self._pool.release(self._running.pop(key).table)
+        sequence = self._running.pop(key)
+        sequence.has_left = True
+        self._pool.release(sequence.table)
 
     def plan(self, make_room: Callable[[], bool] | None = None) -> DecodePlan:
         """The next step. `make_room` is asked to release other blocks before a sequence is preempted; it says

@@ -26,6 +26,11 @@ class StepsUnderWay:
         """Whether a step may be reading or writing the blocks of this sequence."""
         return key in self._in_use
 
+    @property
+    def is_running(self) -> bool:
+        """Whether a step runs."""
+        return self._running is not None
+
     def require_none(self) -> None:
         """Raises InvariantViolation if a step runs."""
         if self._running is not None:

@@ -36,6 +36,9 @@ class PrefixChain:
 
     __slots__ = ("_block_size", "_root", "digests")
 
+    grows_alone = False
+    """Whether no other request can have the blocks that this one fills beyond its prompt."""
+
     def __init__(self, block_size: int, salt: str = "") -> None:
         self._block_size = block_size
         self._root = xxh3_128_digest(salt.encode())
@@ -187,6 +190,14 @@ class BlockPool:
         table.block_ids = (*table.block_ids, *self._take(num_blocks))
         return True
 
+    def grow_each(self, tables: Sequence[BlockTable]) -> int:
+        """Adds a block to each of the tables in order, as far as there is room; returns how many have grown."""
+        self._require_live(*tables)
+        num_grown = min(len(tables), self.num_available)
+        for table, block in zip(tables, self._take(num_grown), strict=False):
+            table.block_ids = (*table.block_ids, block)
+        return num_grown
+
     def seal(self, table: BlockTable, chain: PrefixChain, num_tokens: int) -> None:
         """The KV of the first `num_tokens` tokens is in the table: its full blocks become findable under
         `chain`.
@@ -200,11 +211,11 @@ class BlockPool:
         table.num_sealed = last
         if not self._prefix_cache:
             return
-        index = self._index
+        index, digests = self._index, self._digest
         for block, digest in zip(table.block_ids[first:last], chain.digests[first:last], strict=True):
             if digest not in index:
                 index[digest] = block
-                self._digest[block] = digest
+                digests[block] = digest
 
     def hand_over(self, table: BlockTable) -> BlockTable:
         """Moves the blocks to a new table, for a new owner. The giver's is empty and worth nothing
@@ -328,10 +339,10 @@ class BlockPool:
         taken = free[first:]
         taken.reverse()
         del free[first:]
-        while len(taken) < num_blocks:
-            block = cached.take_first()
-            self._unfind(block)
-            taken.append(block)
+        if len(taken) < num_blocks:
+            evicted = cached.take_first(num_blocks - len(taken))
+            self._unfind(evicted)
+            taken += evicted
         for block in taken:
             readers[block] = 1
         self._num_owned += num_blocks
@@ -339,27 +350,28 @@ class BlockPool:
 
     def _give_back(self, block_ids: Sequence[int]) -> None:
         # Last block first: a prefix is worth more than what follows it, so it is evicted later.
-        free, cached, readers, digests = self._free, self._cached, self._readers, self._digest
+        readers, digests = self._readers, self._digest
+        free: list[int] = []
+        cached: list[int] = []
         for block in reversed(block_ids):
-            if readers[block] > 1:
-                readers[block] -= 1
-                continue
-            readers[block] = 0
-            self._num_owned -= 1
-            if digests[block] is None:
-                free.append(block)
-            else:
-                cached.add(block)
+            readers[block] = left = readers[block] - 1
+            if not left:
+                (free if digests[block] is None else cached).append(block)
+        self._free += free
+        self._cached.extend(cached)
+        self._num_owned -= len(free) + len(cached)
 
-    def _unfind(self, block: int) -> None:
-        digest = self._digest[block]
-        if digest is None:
-            raise InvariantViolation(f"block {block} was cached without a digest")
-        del self._index[digest]
-        self._digest[block] = None
+    def _unfind(self, block_ids: Sequence[int]) -> None:
+        index, digests = self._index, self._digest
+        for block in block_ids:
+            digest = digests[block]
+            if digest is None:
+                raise InvariantViolation(f"block {block} was cached without a digest")
+            del index[digest]
+            digests[block] = None
 
-    def _require_live(self, table: BlockTable) -> None:
-        if table not in self._tables:
+    def _require_live(self, *tables: BlockTable) -> None:
+        if not self._tables.issuperset(tables):
             raise InvariantViolation(
                 "a table was used after its blocks were released, quarantined or handed over"
             )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 
 class ReleaseOrder:
@@ -35,14 +35,19 @@ class ReleaseOrder:
             yield block
             block = self._after[block]
 
-    def add(self, block: int) -> None:
-        """Puts it last. It must not be here."""
-        ring, before = self._ring, self._before
+    def extend(self, blocks: Iterable[int]) -> None:
+        """Puts them last, in order. None of them may be here."""
+        ring, after, before = self._ring, self._after, self._before
         last = before[ring]
-        self._after[last] = before[ring] = block
-        before[block] = last
-        self._after[block] = ring
-        self._num += 1
+        num = 0
+        for block in blocks:
+            after[last] = block
+            before[block] = last
+            last = block
+            num += 1
+        after[last] = ring
+        before[ring] = last
+        self._num += num
 
     def remove(self, block: int) -> None:
         """Takes it out. It must be here."""
@@ -53,8 +58,17 @@ class ReleaseOrder:
         after[block] = -1
         self._num -= 1
 
-    def take_first(self) -> int:
-        """Takes out the one that was added first. There must be one."""
-        block = self._after[self._ring]
-        self.remove(block)
-        return block
+    def take_first(self, num: int) -> list[int]:
+        """Takes out the `num` that were added first, in order. There must be so many."""
+        ring, after = self._ring, self._after
+        taken = []
+        block = after[ring]
+        for _ in range(num):
+            taken.append(block)
+            next_ = after[block]
+            after[block] = -1
+            block = next_
+        after[ring] = block
+        self._before[block] = ring
+        self._num -= num
+        return taken

@@ -18,6 +18,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from hashlib import blake2b
+from math import inf
 from typing import NamedTuple
 
 from twinpool.errors import InvariantViolation
@@ -264,6 +265,11 @@ class OwnershipLedger:
         return silent
 
     # ── looking ─────────────────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def next_deadline(self) -> float:
+        """When the first lease, or wait for an acknowledgement, runs out; infinite if there is none."""
+        return min((held.deadline for held in self._reservations.values()), default=inf)
 
     @property
     def num_reserved(self) -> int:

@@ -131,6 +131,10 @@ class PrefillCore:
         self._commands.clear()
         return commands
 
+    def minds_time(self, now: float) -> bool:
+        """Whether a `Tick` at `now` could change anything, or a step begin after it."""
+        return (not self._outbox.in_step and len(self._scheduler) > 0) or self._outbox.minds_time(now)
+
     def next_step(self, now: float, most_tokens: int | None = None) -> StepPlan | None:
         """The next chunks, and the blocks that they complete for those that are granted. Of at most `most_tokens`
         (None: only the token budget counts)."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from twinpool.errors import InvariantViolation
@@ -104,11 +104,10 @@ class Handoff:
     seal: Seal | None = None
     num_rounds_sealed: int = 0
     num_acks_owed: int = 0
+    key: RequestKey = field(init=False)
 
-    @property
-    def key(self) -> RequestKey:
-        """The job's key."""
-        return self.prompt.job.key
+    def __post_init__(self) -> None:
+        self.key = self.prompt.job.key
 
     @property
     def peer(self) -> Peer | None:

@@ -111,9 +111,13 @@ class Outbox:
             case _:
                 self._counters.add(WorkerMetric.JUNK_MESSAGES)
 
+    def minds_time(self, now: float) -> bool:
+        """Whether it is time to `renew`."""
+        return now - self._renewed_at >= self._renew_every_s
+
     def renew(self, now: float) -> None:
         """Time has passed: decode workers hear that their grants are held, when it is time for it."""
-        if now - self._renewed_at < self._renew_every_s:
+        if not self.minds_time(now):
             return
         self._renewed_at = now
         self._commands += renewals(self._by_fence.values())

@@ -19,8 +19,9 @@ Answers may come late and in any order, after the request is long gone; cores ig
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Protocol
+
+import msgspec
 
 from twinpool.engine.batch import SequenceSlice, StepBatch, StepOutput
 from twinpool.engine.look_back import LookBack
@@ -30,15 +31,13 @@ from twinpool.request import Job, RequestKey
 # ── events ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-@dataclass(frozen=True, slots=True)
-class FromCoordinator:
+class FromCoordinator(msgspec.Struct, frozen=True):
     """A message of the coordinator."""
 
     message: Message
 
 
-@dataclass(frozen=True, slots=True)
-class FromPeer:
+class FromPeer(msgspec.Struct, frozen=True):
     """A message of another worker, over the peer channel."""
 
     worker_id: str
@@ -46,8 +45,7 @@ class FromPeer:
     message: Message
 
 
-@dataclass(frozen=True, slots=True)
-class PeerLinked:
+class PeerLinked(msgspec.Struct, frozen=True):
     """KV can be pushed to this decode worker (prefill side: handshake and probe succeeded), or comes from this prefill
     worker (decode side: probed). Before that, and after its `PeerGone`, grants with that process are refused. Comes
     again when a link that was lost is back."""
@@ -57,8 +55,7 @@ class PeerLinked:
     transport: str
 
 
-@dataclass(frozen=True, slots=True)
-class LinkLost:
+class LinkLost(msgspec.Struct, frozen=True):
     """Prefill side: no KV can be pushed to this decode worker any more, which may live on: its messages still come.
     What was pushed and not finished is lost. Until the next `PeerLinked`, its grants are refused.
 
@@ -69,16 +66,14 @@ class LinkLost:
     incarnation: str
 
 
-@dataclass(frozen=True, slots=True)
-class PeerGone:
+class PeerGone(msgspec.Struct, frozen=True):
     """That process is dead or declared lost: nothing comes from it, and it writes nothing, any more."""
 
     worker_id: str
     incarnation: str
 
 
-@dataclass(frozen=True, slots=True)
-class StepDone:
+class StepDone(msgspec.Struct, frozen=True):
     """The plan has run; its layer pushes are handed to the transport. `following` is what the plan ahead became, and
     runs since then; None if nothing runs."""
 
@@ -87,8 +82,7 @@ class StepDone:
     following: StepPlan | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class PushFinished:
+class PushFinished(msgspec.Struct, frozen=True):
     """Every byte pushed under `fence` is handed over. `digests[i]` belongs to the i-th block of the `FinishPush`."""
 
     fence: int
@@ -97,23 +91,20 @@ class PushFinished:
     transfer_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class PushFailed:
+class PushFailed(msgspec.Struct, frozen=True):
     """The bytes under `fence` cannot be delivered; none will be written any more."""
 
     fence: int
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class PushStopped:
+class PushStopped(msgspec.Struct, frozen=True):
     """Nothing will be written under `fence` any more; its source blocks are no longer read."""
 
     fence: int
 
 
-@dataclass(frozen=True, slots=True)
-class Verified:
+class Verified(msgspec.Struct, frozen=True):
     """All bytes of a sealed reservation are in place and equal their digests; or not: `error` says why, and in
     `num_mismatched` blocks they arrived but differ."""
 
@@ -123,15 +114,13 @@ class Verified:
     num_mismatched: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class ReceiveCancelled:
+class ReceiveCancelled(msgspec.Struct, frozen=True):
     """This side lets in no byte under `fence` any more (the writer may still write one-sidedly)."""
 
     fence: int
 
 
-@dataclass(frozen=True, slots=True)
-class StepTimed:
+class StepTimed(msgspec.Struct, frozen=True):
     """For hybrids, before anything else: a step of so many sequences and so many prompt tokens was timed."""
 
     num_sequences: int
@@ -139,8 +128,7 @@ class StepTimed:
     seconds: float
 
 
-@dataclass(frozen=True, slots=True)
-class Tick:
+class Tick(msgspec.Struct, frozen=True):
     """Time has passed. Comes at least every 100 ms, whether or not anything else happens."""
 
 
@@ -152,15 +140,13 @@ Event = (
 # ── commands ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-@dataclass(frozen=True, slots=True)
-class SendCoordinator:
+class SendCoordinator(msgspec.Struct, frozen=True):
     """Send to the coordinator."""
 
     message: Message
 
 
-@dataclass(frozen=True, slots=True)
-class SendPeer:
+class SendPeer(msgspec.Struct, frozen=True):
     """Send to another worker. Dropped if that incarnation is gone: a `PeerGone` comes or has come."""
 
     worker_id: str
@@ -168,8 +154,7 @@ class SendPeer:
     message: Message
 
 
-@dataclass(frozen=True, slots=True)
-class BlockPush:
+class BlockPush(msgspec.Struct, frozen=True):
     """Copies of whole blocks: `source_blocks[i]` here to `target_blocks[i]` of the decode worker, under `fence`."""
 
     fence: int
@@ -178,15 +163,13 @@ class BlockPush:
     target_blocks: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Push:
+class Push(msgspec.Struct, frozen=True):
     """Push blocks that are already filled (all layers). The blocks stay pinned until the push finished or stopped."""
 
     push: BlockPush
 
 
-@dataclass(frozen=True, slots=True)
-class FinishPush:
+class FinishPush(msgspec.Struct, frozen=True):
     """No more pushes under `fence`: answer when all bytes are handed over, with the digests of `source_blocks`."""
 
     fence: int
@@ -194,16 +177,14 @@ class FinishPush:
     source_blocks: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class StopPush:
+class StopPush(msgspec.Struct, frozen=True):
     """Abandon the pushes under `fence`."""
 
     fence: int
     worker_id: str
 
 
-@dataclass(frozen=True, slots=True)
-class PostReceive:
+class PostReceive(msgspec.Struct, frozen=True):
     """Expect `writer` (a worker and its incarnation) to write all of `block_ids` under `fence`."""
 
     fence: int
@@ -212,15 +193,13 @@ class PostReceive:
     block_ids: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class CancelReceive:
+class CancelReceive(msgspec.Struct, frozen=True):
     """Expect nothing under `fence` any more."""
 
     fence: int
 
 
-@dataclass(frozen=True, slots=True)
-class Verify:
+class Verify(msgspec.Struct, frozen=True):
     """Wait until all bytes under the manifest's fence are in place, at most `timeout_s`, and check their digests."""
 
     manifest: Manifest
@@ -230,16 +209,14 @@ class Verify:
 Command = SendCoordinator | SendPeer | Push | FinishPush | StopPush | PostReceive | CancelReceive | Verify
 
 
-@dataclass(frozen=True, slots=True)
-class StepPlan:
+class StepPlan(msgspec.Struct, frozen=True):
     """One model step. As each layer's KV is written, that layer of every block in `pushes` is pushed."""
 
     batch: StepBatch
     pushes: tuple[BlockPush, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class AwaitedSlice:
+class AwaitedSlice(msgspec.Struct, frozen=True):
     """The slice of a token that is still to be sampled, as the job's output token `output_index`: by the step that
     runs. It is to stand at position `start`, for which there is a slot in `block_table`. `look_back`: as in slices."""
 
@@ -250,8 +227,7 @@ class AwaitedSlice:
     look_back: LookBack | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class PlanAhead:
+class PlanAhead(msgspec.Struct, frozen=True):
     """The step after `after`, made while that one runs: the sequences that go on with what it samples, and `joining`
     ones, whose token is known."""
 
@@ -330,6 +306,10 @@ class RoleCore(Protocol):
 
     def flush(self) -> list[Command]:
         """Takes the commands that planning gave rise to, in order."""
+        ...
+
+    def minds_time(self, now: float) -> bool:
+        """Whether a `Tick` at `now` could change anything, or a step begin after it. A simulation leaves out others."""
         ...
 
     def stats(self) -> WorkerStats:

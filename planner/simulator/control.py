@@ -41,8 +41,9 @@ class Clients(Protocol):
 class Control:
     """The coordinator. `workers` are set once. Messages take `Overheads.control_s` of the worker's.
 
-    Steps that a `LockstepWorker` skips are told when the core hears of that worker, and with each tick. In between they
-    matter to routing alone, which looks at the slots that some workers hold: those the core is told when it asks.
+    Steps that a `LockstepWorker` skips are told when the core hears of that worker, with each heartbeat, and before the
+    core recounts. In between they matter to routing alone, which looks at the slots that some workers hold: those the
+    core is told when it asks.
     """
 
     def __init__(self, core: CoordinatorCore, agenda: Agenda, clients: Clients) -> None:

@@ -178,7 +178,8 @@ class Driver:
             self._is_ticking = False  # nothing runs and nothing waits: time passes without effect
             return
         self.agenda.at((number + 1) * TICK_S, LATER, self._tick, number + 1)
-        self._control.tell_of_all_steps()
+        if self.core.is_check_due(self.agenda.now):
+            self._control.tell_of_all_steps()
         self._control.handle(events.Tick())
         self._fleet.tick()
         if self.agenda.now - self._beat_at >= self.deployment.coordinator.heartbeat_s - TICK_S / 2:

@@ -31,7 +31,9 @@ class Fleet:
         is_step_by_step: bool,
     ) -> None:
         self._deployment = deployment
+        self._agenda = agenda
         self._control = control
+        self._is_step_by_step = is_step_by_step
         self.workers = _workers(deployment, prefixes, agenda, control, is_step_by_step=is_step_by_step)
         self._kv_shares = {worker.worker_id: _Shares() for worker in self.workers}
         control.employ(self.workers)
@@ -54,9 +56,11 @@ class Fleet:
         self.beat()
 
     def tick(self) -> None:
-        """Time passes at all workers."""
+        """Time passes at all workers: those that do not mind are not told."""
+        now = self._agenda.now
         for worker in self.workers:
-            worker.take(Tick())
+            if self._is_step_by_step or worker.core.minds_time(now):
+                worker.take(Tick())
 
     def beat(self) -> None:
         """The coordinator hears how all workers do."""
@@ -118,7 +122,7 @@ def _workers(
     has_hybrids = any(pool.scheduler.hybrid for pool in deployment.pools)  # whose choices depend on the time
     for pool in sorted(deployment.pools, key=lambda pool: pool.role is not Role.DECODE):
         machine = None if pool.machine is None else machines[pool.machine]
-        in_lockstep = pool.role is Role.DECODE and not has_hybrids and not is_step_by_step
+        in_lockstep = pool.role is not Role.PREFILL and not has_hybrids and not is_step_by_step
         kind = LockstepWorker if in_lockstep else SimulatedWorker
         for number in range(pool.num_workers):
             workers.append(

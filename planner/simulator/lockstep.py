@@ -1,29 +1,33 @@
-"""A simulated decode worker that pays for what happens in a step, not for each of its sequences, and skips quiet steps.
+"""A simulated worker that pays for what happens in a step, not for each of its sequences, and skips quiet steps.
 
-All tokens of a simulation are one, so a step changes nothing but counts, unless somebody comes, ends or has no room.
-`DecodeCore.walk_in_lockstep` keeps those counts, and what clients see of them comes in runs (`events.EmitRun`). Steps
-that will change nothing else are not on the agenda: their ends are computed ahead, and whoever looks at the worker, or
-tells it something, makes it `settle` those that have passed. The run is the same to the last bit as step by step, where
-each sequence has a slice and each token a message: tests say so.
+All tokens of a simulation are one, so a step changes nothing but counts, unless somebody comes, ends or has no room, or
+a colocated worker computes a prompt. `walk_in_lockstep` keeps those counts, and what clients see of them comes in runs
+(`events.EmitRun`). Steps that will change nothing else are not on the agenda: their ends are computed ahead, and
+whoever looks at the worker, or tells it something, makes it `settle` those that have passed. The run is the same to the
+last bit as step by step, where each sequence has a slice and each token a message: tests say so.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from math import inf
 from typing import Any
 
+from twinpool.colocated_pool.core import ColocatedCore
 from twinpool.decode_pool.core import DecodeCore
+from twinpool.decode_pool.lockstep import LockstepLoad
 from twinpool.errors import InvariantViolation
+from twinpool.messages import LockstepTokens
 from twinpool.planner.simulator.worker import TOKEN_ID, SimulatedWorker
 from twinpool.planner.step_shape import StepShape
-from twinpool.worker.core import Event
+from twinpool.worker.core import Event, SendCoordinator
 
 MOST_SKIPPED = 16
 """Steps whose ends are computed ahead: what comes meanwhile makes those behind it worthless."""
 
 
 class LockstepWorker(SimulatedWorker):
-    """As `SimulatedWorker`, of a decode worker that is no hybrid.
+    """As `SimulatedWorker`, of a decode worker that is no hybrid or a colocated one.
 
     At each of the times in `untold` the coordinator would have heard of a step of so many sequences that was skipped.
     Before `due_at` there is none that is neither settled nor told. What the coordinator knows of untold steps, where it
@@ -33,8 +37,8 @@ class LockstepWorker(SimulatedWorker):
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
-        if not isinstance(self.core, DecodeCore):
-            raise InvariantViolation(f"{self.worker_id} does more than decode: it cannot go in lockstep")
+        if not isinstance(self.core, DecodeCore | ColocatedCore):
+            raise InvariantViolation(f"{self.worker_id} is no worker that can go in lockstep")
         self._decode = self.core
         self._decode.walk_in_lockstep(TOKEN_ID)
         self.may_skip = self._machine is None
@@ -45,6 +49,8 @@ class LockstepWorker(SimulatedWorker):
         self._ends_at: list[float] = []
         self._present = 0
         """The place in `_ends_at` of the step that runs."""
+        self._num_ended = 0
+        """Sequences of the step that ended last."""
         self._expected = -1
         """That of the one whose end is on the agenda."""
 
@@ -56,18 +62,17 @@ class LockstepWorker(SimulatedWorker):
     def settle(self, now: float) -> None:
         """Skips the steps that have ended until `now`."""
         ends_at, first = self._ends_at, self._present
-        place = first
-        while place < self._expected and ends_at[place] <= now:
-            place += 1
-        if place == first:
+        if first >= self._expected or ends_at[first] > now:
             return
+        place = bisect_right(ends_at, now, first, self._expected)
         seconds = []
-        num_sequences = self._shape.num_sequences
+        num_sequences, control_s, began_at = self._shape.num_sequences, self.control_s, self._began_at
         for end_at in ends_at[first:place]:
-            seconds.append(end_at - self._began_at)
-            self.busy_s += seconds[-1]
-            self._began_at = end_at
-            self.untold.append((end_at + self.control_s, num_sequences))
+            seconds.append(end_at - began_at)
+            self.busy_s += end_at - began_at
+            began_at = end_at
+            self.untold.append((end_at + control_s, num_sequences))
+        self._began_at = began_at
         self.num_steps += len(seconds)
         self._untold_foreseen += max(0, min(place, self._ends_foreseen) - first)
         self._present = place
@@ -139,7 +144,7 @@ class LockstepWorker(SimulatedWorker):
     def _go_on_working(self) -> None:
         if not self._is_stepping:
             if (load := self._decode.begin_step(self._agenda.now)) is not None:
-                self._start(StepShape(load.num_sequences, load.num_tokens))
+                self._start(self._load_shape(load))
             self._do(self._decode.flush())
         if self._is_stepping:
             self._decode.plan_step_ahead()
@@ -164,10 +169,25 @@ class LockstepWorker(SimulatedWorker):
             self.settle(self._agenda.now)
         super()._end_step(version)
 
+    def _send_coordinator(self, command: SendCoordinator) -> None:
+        message = command.message
+        if self.may_skip and isinstance(message, LockstepTokens) and not (message.tokens or message.left):
+            # Something changes with this step, but nothing that the coordinator hears of.
+            self.untold.append((self._agenda.now + self.control_s, self._num_ended))
+            self.note_due()
+        else:
+            super()._send_coordinator(command)
+
     def _step_ended(self, seconds: float) -> None:
         self._expected = -1
+        self._num_ended = self._shape.num_sequences
         commands, following = self._decode.end_step(seconds, self._agenda.now)
         if following is not None:
-            self._start(StepShape(following.num_sequences, following.num_tokens))
+            self._start(self._load_shape(following))
         self._do(commands)
         self._go_on_working()
+
+    def _load_shape(self, load: LockstepLoad) -> StepShape:
+        if not load.chunks:
+            return StepShape(load.num_sequences, load.num_tokens)
+        return StepShape(load.num_sequences, load.num_tokens, *self._shape_of(load.chunks)[2:])

@@ -75,6 +75,8 @@ class NamedChain(PrefixChain):
 
     __slots__ = ("_own_start",)
 
+    grows_alone = True
+
     def __init__(self, prefixes: Prefixes, job: Job) -> None:
         index = int(job.request_id)
         self._block_size = prefixes.block_size

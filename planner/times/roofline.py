@@ -107,6 +107,7 @@ class Roofline:
             1 if model.latent is not None else model.num_kv_heads
         )  # heads that devices can have for themselves
         self._kv_bytes_per_s = min(tp, copies) * device.bytes_per_s
+        self._products_of: dict[tuple[int, int], float] = {}
         self._fixed_s = efficiency.step_s + model.num_layers * efficiency.layer_s
         self._fixed_s += model.num_expert_layers * efficiency.expert_layer_s
         num_collectives = 0 if tp == 1 else COLLECTIVES_PER_LAYER * model.num_layers
@@ -135,17 +136,11 @@ class Roofline:
         """An estimate; accelerators do not slow each other down."""
         if shape == _EMPTY:
             return 0.0
-        used = self.efficiency
         tokens = shape.num_sequences + shape.prompt_tokens
         rows = shape.num_sequences + shape.num_chunks
-        num_bytes = self._shared_bytes + self._head_bytes + self._experts_read(tokens) * self._expert_bytes
-        flops = 2.0 * (self._active_weights * tokens + self._head_weights * rows)
-        products_s = max(
-            num_bytes / (self._bytes_per_s * used.bandwidth),
-            flops / (self._flops_per_s * self._products_share),
-        )
-        kv_bytes_per_s = self._kv_bytes_per_s * used.bandwidth
-        attention_flops_per_s = self._attention_flops_per_s * used.attention
+        products_s = self._products_of.get((tokens, rows)) or self._products_s(tokens, rows)
+        kv_bytes_per_s = self._kv_bytes_per_s * self.efficiency.bandwidth
+        attention_flops_per_s = self._attention_flops_per_s * self.efficiency.attention
         sequences_s = chunks_s = 0.0
         if shape.num_sequences:
             positions = self._sequence_positions(shape)
@@ -206,6 +201,20 @@ class Roofline:
         flops += self._sequence_flops(decode)
         fastest = max(self._most_flops_per_s, self._attention_flops_per_s)
         return self.tp * max(flops / fastest, self._sequence_kv_bytes(decode) / self._bytes_per_s)
+
+    def _products_s(self, tokens: int, rows: int) -> float:
+        """Matrix products of so many tokens, logits of so many `rows`. Of few tokens it is remembered: a simulation
+        asks at each step."""
+        used = self.efficiency
+        num_bytes = self._shared_bytes + self._head_bytes + self._experts_read(tokens) * self._expert_bytes
+        flops = 2.0 * (self._active_weights * tokens + self._head_weights * rows)
+        seconds = max(
+            num_bytes / (self._bytes_per_s * used.bandwidth),
+            flops / (self._flops_per_s * self._products_share),
+        )
+        if tokens == rows:
+            self._products_of[tokens, rows] = seconds
+        return seconds
 
     def _experts_read(self, tokens: float) -> float:
         """Different experts of a layer that so many tokens take, if each is as likely as any other."""

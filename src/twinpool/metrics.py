@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from enum import StrEnum
 
 
@@ -256,6 +256,13 @@ class Counters:
             values[metric] += amount  # type: ignore[assignment]  # Counter is typed for int
         else:
             values[metric.value] = amount  # type: ignore[assignment]
+
+    def add_each(self, metric: WorkerMetric, amounts: Iterable[float]) -> None:
+        """Adds one after the other: as floats, their sum at once may differ in its last digits."""
+        total: float = self._values[metric.value]
+        for amount in amounts:
+            total += amount
+        self._values[metric.value] = total  # type: ignore[assignment]  # Counter is typed for int
 
     def __getitem__(self, metric: WorkerMetric) -> float:
         return self._values[metric.value]

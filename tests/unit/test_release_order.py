@@ -10,20 +10,27 @@ from twinpool.engine.release_order import ReleaseOrder
 NUM_BLOCKS = 8
 
 
-@given(st.lists(st.tuples(st.sampled_from(("add", "remove", "first")), st.integers(0, NUM_BLOCKS - 1))))
-def test_it_goes_as_a_dict_does(moves: list[tuple[str, int]]) -> None:
+BLOCKS = st.lists(st.integers(0, NUM_BLOCKS - 1), unique=True)
+
+
+@given(st.lists(st.tuples(st.sampled_from(("extend", "remove", "first")), BLOCKS)))
+def test_it_goes_as_a_dict_does(moves: list[tuple[str, list[int]]]) -> None:
     order, wanted = ReleaseOrder(NUM_BLOCKS), dict[int, None]()
-    for move, block in moves:
-        if move == "add" and block not in wanted:
-            order.add(block)
-            wanted[block] = None
-        elif move == "remove" and block in wanted:
-            order.remove(block)
-            del wanted[block]
-        elif move == "first" and wanted:
-            first = next(iter(wanted))
-            assert order.take_first() == first
-            del wanted[first]
+    for move, blocks in moves:
+        if move == "extend":
+            new = [block for block in blocks if block not in wanted]
+            order.extend(new)
+            wanted |= dict.fromkeys(new)
+        elif move == "remove":
+            for block in blocks:
+                if block in wanted:
+                    order.remove(block)
+                    del wanted[block]
+        else:
+            first = list(wanted)[: len(blocks)]
+            assert order.take_first(len(first)) == first
+            for block in first:
+                del wanted[block]
         assert list(order) == list(wanted)
         assert len(order) == len(wanted)
         assert [each for each in range(NUM_BLOCKS) if each in order] == sorted(wanted)

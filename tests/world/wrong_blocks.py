@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 
 from twinpool.coordinator.delivery import Delivery
@@ -179,7 +180,7 @@ def a_stale_plan_ahead_is_begun(patch: pytest.MonkeyPatch) -> None:
     honest = PlanAhead.resolve
 
     def resolve(self: PlanAhead, ran: StepPlan, output: StepOutput) -> StepPlan | None:
-        return honest(replace(self, after=ran), ran, output)
+        return honest(msgspec.structs.replace(self, after=ran), ran, output)
 
     patch.setattr(PlanAhead, "resolve", resolve)
 
@@ -190,8 +191,8 @@ def an_ended_sequence_follows(patch: pytest.MonkeyPatch) -> None:
     honest = PlanAhead.resolve
 
     def resolve(self: PlanAhead, ran: StepPlan, output: StepOutput) -> StepPlan | None:
-        endless = [replace(a, job=replace(a.job, eos_token_ids=())) for a in self.awaited]
-        return honest(replace(self, awaited=tuple(endless)), ran, output)
+        endless = [msgspec.structs.replace(a, job=replace(a.job, eos_token_ids=())) for a in self.awaited]
+        return honest(msgspec.structs.replace(self, awaited=tuple(endless)), ran, output)
 
     patch.setattr(PlanAhead, "resolve", resolve)
 
