@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import math
 import os
 import shlex
@@ -28,7 +27,14 @@ from twinpool.commands.bench_serve_flags import (
 from twinpool.commands.chat import API_KEY_VARIABLE
 from twinpool.commands.dataset_flags import add_dataset_flags, dataset_settings, load_tokenizer
 from twinpool.commands.flags import one_of, parse_cores
-from twinpool.commands.results import accelerators, check_result_flags, names, pairs, percentiles, write
+from twinpool.commands.results import (
+    DEFAULT_NUM_PROMPTS,
+    EXIT_INTERRUPTED,
+    accelerators,
+    check_result_flags,
+    pairs,
+    tell,
+)
 from twinpool.config import require
 from twinpool.errors import ConfigError
 
@@ -42,8 +48,6 @@ if TYPE_CHECKING:
     from twinpool.bench.serving.settings import LoadSettings
     from twinpool.bench.serving.workload import PlannedRequest
 
-EXIT_GOOD, EXIT_NO_RESULT, EXIT_INTERRUPTED = 0, 1, 130
-DEFAULT_NUM_PROMPTS = 1000
 _MANY_AT_ONCE = 100
 """So many requests at the same moment are more than a server in use sees; most bound their queue."""
 _FLAG_TYPES = (str, int, float, list, dict, Path, type(None))
@@ -77,17 +81,13 @@ def run(args: argparse.Namespace) -> int:
         SenderLost: a sender process failed.
     """
     from twinpool.bench.serving.generator import run_load
-    from twinpool.bench.serving.printed import printed
     from twinpool.bench.serving.progress import ProgressLine
-    from twinpool.bench.serving.record import encode_run
-    from twinpool.bench.serving.result import result_json
     from twinpool.bench.serving.slo import parse_goodput
-    from twinpool.bench.serving.summary import WindowKind, summarize, window_of
     from twinpool.bench.serving.verdict import generator_faults, load_warnings
 
     slo = parse_goodput(args.goodput)
     _check_flags(args)
-    metadata, counts = pairs("--metadata", args.metadata), accelerators(args.accelerators)
+    counts = accelerators(args.accelerators)
     facts = asyncio.run(_facts(args))
     dataset = dataset_settings(args)
     if dataset.max_model_len is None:
@@ -109,38 +109,16 @@ def run(args: argparse.Namespace) -> int:
     if not seen.requests:
         print("interrupted before a request was sent", file=sys.stderr)
         return EXIT_INTERRUPTED
-    if args.save_records is not None:  # first: whatever is said of them, they are all that the load brought
-        write(args.save_records, encode_run(seen))
-    window, window_fault = window_of(seen, WindowKind(args.window), args.warm_up)
-    summary = summarize(seen, slo, window, accelerators=counts)
-    is_paced = pacing.is_open and pacing.process != "burst"
-    faults = generator_faults(seen, is_paced=is_paced)
-    result = result_json(
+    faults = generator_faults(seen, is_paced=pacing.is_open and pacing.process != "burst")
+    return tell(
+        args,
         seen,
-        summary,
-        metadata=metadata,
-        percentile_metrics=names(args.percentile_metrics),
-        metric_percentiles=percentiles(args.metric_percentiles),
-        is_detailed=args.save_detailed,
+        slo,
+        counts,
+        file=_result_path(args, seen) if args.save_result or args.save_detailed else None,
+        about={"generator_faults": list(faults), "warnings": list(load_warnings(seen))},
+        faults=faults,
     )
-    is_valid = not faults and not window_fault
-    result["twinpool"] |= {
-        "is_valid": is_valid, "generator_faults": list(faults), "window_fault": window_fault or None,
-        "warnings": list(load_warnings(seen)),
-    }  # fmt: skip
-    path = _result_path(args, seen) if args.save_result or args.save_detailed else None
-    if path is not None:  # before it is printed, as nobody may read that
-        write(path, (json.dumps(result) + "\n").encode())
-    print(printed(result, seen, summary, faults))
-    if window_fault:
-        print(f"NOT A RESULT: {window_fault}; the figures are of all requests")
-    if path is not None:
-        print(f"result: {path}")
-    if args.save_records is not None:
-        print(f"records: {args.save_records}")
-    if seen.was_interrupted:
-        return EXIT_INTERRUPTED
-    return EXIT_GOOD if is_valid and result["completed"] else EXIT_NO_RESULT
 
 
 async def _facts(args: argparse.Namespace) -> ServerFacts:

@@ -1,13 +1,22 @@
-"""How a load's result is asked for and written: of `bench serve` and `simulate`."""
+"""How a load's result is asked for, written and told: of `bench serve` and `simulate`."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
+import json
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from twinpool.config import require
 from twinpool.errors import ConfigError
+
+if TYPE_CHECKING:
+    from twinpool.bench.serving.record import Run
+    from twinpool.bench.serving.slo import Slo
+
+EXIT_GOOD, EXIT_NO_RESULT, EXIT_INTERRUPTED = 0, 1, 130
+DEFAULT_NUM_PROMPTS = 1000
 
 
 def check_result_flags(args: argparse.Namespace) -> None:
@@ -15,6 +24,7 @@ def check_result_flags(args: argparse.Namespace) -> None:
     from twinpool.bench.serving.result import PERCENTILE_METRICS
 
     percentiles(args.metric_percentiles)
+    pairs("--metadata", args.metadata)
     metrics = set(names(args.percentile_metrics))
     allowed = f"names among {', '.join(PERCENTILE_METRICS)}, separated by commas"
     require("--percentile-metrics", args.percentile_metrics, metrics <= set(PERCENTILE_METRICS), allowed)
@@ -26,6 +36,60 @@ def check_result_flags(args: argparse.Namespace) -> None:
     ):
         is_writable = file is None or (file.absolute().parent.is_dir() and not file.is_dir())
         require(flag, str(file), is_writable, "a file in a folder that exists")
+
+
+def tell(
+    args: argparse.Namespace,
+    seen: Run,
+    slo: Slo | None,
+    accelerators: Mapping[str, int],
+    *,
+    file: Path | None,
+    about: Mapping[str, Any],
+    lines: Iterable[str] = (),
+    faults: Sequence[str] = (),
+) -> int:
+    """Writes the records, and the result to `file`, if they are wanted; prints the result, then `lines`. Returns the
+    exit status.
+
+    `about` goes into the result's own part; `faults` of the load generator say that it is no result.
+
+    Raises:
+        ConfigError: a file cannot be written.
+    """
+    from twinpool.bench.serving.printed import printed
+    from twinpool.bench.serving.record import encode_run
+    from twinpool.bench.serving.result import result_json
+    from twinpool.bench.serving.summary import WindowKind, summarize, window_of
+
+    if args.save_records is not None:  # first: whatever is said of them, they are all that the load brought
+        write(args.save_records, encode_run(seen))
+    window, window_fault = window_of(seen, WindowKind(args.window), args.warm_up)
+    summary = summarize(seen, slo, window, accelerators=accelerators)
+    result = result_json(
+        seen,
+        summary,
+        metadata=pairs("--metadata", args.metadata),
+        percentile_metrics=names(args.percentile_metrics),
+        metric_percentiles=percentiles(args.metric_percentiles),
+        is_detailed=args.save_detailed,
+    )
+    is_valid = not faults and not window_fault
+    result["twinpool"] |= {"is_valid": is_valid, "window_fault": window_fault or None, **about}
+    if file is not None:  # before it is printed, as nobody may read that
+        write(file, (json.dumps(result) + "\n").encode())
+    print(printed(result, seen, summary, faults))
+    for line in lines:
+        print(line)
+    if window_fault:
+        print(f"NOT A RESULT: {window_fault}; the figures are of all requests")
+    if file is not None:
+        print(f"result: {file}")
+    if args.save_records is not None:
+        print(f"records: {args.save_records}")
+    if seen.was_interrupted:
+        return EXIT_INTERRUPTED
+    return EXIT_GOOD if is_valid and result["completed"] else EXIT_NO_RESULT
 
 
 def percentiles(text: str) -> list[float]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import sys
 import time
@@ -23,13 +22,12 @@ from twinpool.commands.hardware_flags import (
     scheduler,
 )
 from twinpool.commands.results import (
+    DEFAULT_NUM_PROMPTS,
+    EXIT_INTERRUPTED,
     accelerators,
     check_files,
     check_result_flags,
-    names,
-    pairs,
-    percentiles,
-    write,
+    tell,
 )
 from twinpool.config import require
 
@@ -41,8 +39,6 @@ if TYPE_CHECKING:
     from twinpool.planner.deployment import Deployment
     from twinpool.planner.simulator.outcomes import Simulation
 
-EXIT_GOOD, EXIT_NO_RESULT, EXIT_INTERRUPTED = 0, 1, 130
-DEFAULT_NUM_PROMPTS = 1000
 _TOLD_EVERY_S = 1.0
 _EXAMPLES = """\
 examples:
@@ -102,11 +98,12 @@ def run(args: argparse.Namespace) -> int:
     """
     from twinpool.bench.serving.slo import parse_goodput, parse_slo
     from twinpool.planner.simulator.driver import simulate
+    from twinpool.planner.simulator.words import about
 
     require("--slo", args.slo, not (args.slo and args.goodput), "nothing with --goodput, which says the same")
     slo = parse_slo(args.slo) or parse_goodput(args.goodput)
     check_result_flags(args)
-    counted, metadata = accelerators(args.accelerators), pairs("--metadata", args.metadata)
+    counted = accelerators(args.accelerators)
     require(
         "--report", str(args.report), args.report is None or args.report.suffix == ".html",
         "a name that ends in .html",
@@ -135,7 +132,18 @@ def run(args: argparse.Namespace) -> int:
         warnings=(*found.doubts, *simulation.warnings),
         settings=_described(args, found, dataset, deployment, len(shapes)),
     )
-    status = _tell(args, simulation, deployment, slo, metadata, files)
+    seen = simulation.as_run()
+    status = tell(
+        args,
+        seen,
+        slo,
+        simulation.accelerators,
+        file=files.result,
+        about={"is_simulated": True, "warnings": list(simulation.warnings)},
+        lines=about(simulation, deployment),
+    )
+    if files.page is not None:
+        _report(files.page, args, simulation, seen, slo)
     num_requests = len(simulation.outcomes)
     print(
         f"simulated {num_requests} requests in {took_s:.2f} s: {num_requests / max(took_s, 1e-9):,.0f} requests/s, "
@@ -184,55 +192,6 @@ def _shapes(args: argparse.Namespace, dataset: DatasetSettings) -> list[Shape]:
         print(f"dataset: {note}", file=sys.stderr)
     pacing = pacing_of(args, has_times=all(shape.at_s is not None for shape in shapes))
     return at_times(shapes, pacing, args.seed)
-
-
-def _tell(
-    args: argparse.Namespace,
-    simulation: Simulation,
-    deployment: Deployment,
-    slo: Slo | None,
-    metadata: dict[str, str],
-    files: Files,
-) -> int:
-    from twinpool.bench.serving.printed import printed
-    from twinpool.bench.serving.record import encode_run
-    from twinpool.bench.serving.result import result_json
-    from twinpool.bench.serving.summary import WindowKind, summarize, window_of
-    from twinpool.planner.simulator.words import about
-
-    seen = simulation.as_run()
-    if files.records is not None:  # first: whatever is said of them, they are all that there is
-        write(files.records, encode_run(seen))
-    window, window_fault = window_of(seen, WindowKind(args.window), args.warm_up)
-    summary = summarize(seen, slo, window, accelerators=simulation.accelerators)
-    result = result_json(
-        seen,
-        summary,
-        metadata=metadata,
-        percentile_metrics=names(args.percentile_metrics),
-        metric_percentiles=percentiles(args.metric_percentiles),
-        is_detailed=args.save_detailed,
-    )
-    result["twinpool"] |= {
-        "is_simulated": True, "is_valid": not window_fault, "window_fault": window_fault or None,
-        "warnings": list(simulation.warnings),
-    }  # fmt: skip
-    if files.result is not None:
-        write(files.result, (json.dumps(result) + "\n").encode())
-    print(printed(result, seen, summary, ()))
-    for line in about(simulation, deployment):
-        print(line)
-    if window_fault:
-        print(f"NOT A RESULT: {window_fault}; the figures are of all requests")
-    if files.result is not None:
-        print(f"result: {files.result}")
-    if files.records is not None:
-        print(f"records: {files.records}")
-    if files.page is not None:
-        _report(files.page, args, simulation, seen, slo)
-    if simulation.was_interrupted:
-        return EXIT_INTERRUPTED
-    return EXIT_GOOD if not window_fault and result["completed"] else EXIT_NO_RESULT
 
 
 def _report(page: Path, args: argparse.Namespace, simulation: Simulation, seen: Run, slo: Slo | None) -> None:
