@@ -256,7 +256,7 @@ def _measured(
     found = read_columns(file_of(root, name), columns, where)
     if not found["latency"]:
         asked = ", ".join(f"{key} {value}" for key, value in where.items())
-        raise ConfigError(f"{name} has no rows with {asked}; choose another --tp, or roofline:h100")
+        raise ConfigError(f"{name} has no rows with {asked}; choose another TP, or roofline:h100")
     return found
 
 

@@ -135,7 +135,7 @@ def _dynamo(what: str, model: ModelShape, conditions: Conditions) -> ServiceTime
     measured = (conditions.tp, model.name)
     if measured != (1, "llama-3.1-8b"):
         raise ConfigError(
-            f"--model is {model.name!r} and --tp {conditions.tp}; dynamo:h200 is llama-3.1-8b at --tp 1"
+            f"--model is {model.name!r} and TP {conditions.tp}; dynamo:h200 is llama-3.1-8b at TP 1"
         )
     source = "our fit to NVIDIA's curves (vLLM), github.com/ai-dynamo/dynamo"
     return _phased("dynamo", source, coefficients.DYNAMO_H200, DEVICES["h200"], model, conditions)

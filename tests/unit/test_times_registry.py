@@ -65,7 +65,7 @@ def test_each_says_model_hardware_and_who_measured(folder: Path) -> None:
         ("distserve:opt-66b", "opt-13b", 4, r"'distserve:opt-66b' and --model is 'opt-13b'; wanted: one model"),
         ("distserve:opt-175b", "opt-175b", 8, r"--model is 'opt-175b'; distserve has opt-13b, opt-66b"),
         ("dynamo:h100", "llama-3.1-8b", 1, r"--times is 'dynamo:h100'; allowed: dynamo:h200"),
-        ("dynamo:h200", "llama-3.1-8b", 2, r"--tp 2; dynamo:h200 is llama-3.1-8b at --tp 1"),
+        ("dynamo:h200", "llama-3.1-8b", 2, r"TP 2; dynamo:h200 is llama-3.1-8b at TP 1"),
         ("profile:nowhere.json", "smollm2-135m", 1, r"profile 'nowhere.json' cannot be read"),
     ],
 )  # fmt: skip
