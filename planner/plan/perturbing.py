@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -31,6 +31,8 @@ class Change(StrEnum):
     PREFILL = "one more prefill worker"
     DECODE = "one more decode worker"
     COLOCATED = "one more worker"
+    TO_PREFILL = "one more prefill worker in place of a decode worker"
+    TO_DECODE = "one more decode worker in place of a prefill worker"
     KV = "a quarter more KV memory"
     ITL = "a quarter more ITL allowed"
     TTFT = "a quarter more TTFT allowed"
@@ -73,24 +75,36 @@ def perturb(study: Study, layout: Layout, found: list[Effect]) -> None:
                 if slo.ttft_s is not None:
                     found.append(_effect(study, layout, change, slo=_looser(slo, "ttft_s")))
             case _:
-                other = _changed(layout, change)
-                if other is not None:
-                    found.append(_effect(study, layout, change, made=other))
+                found.append(_effect(study, layout, change, made=_changed(layout, change)))
+    _exchange(study, layout, found)
+
+
+def _exchange(study: Study, layout: Layout, found: list[Effect]) -> None:
+    """Adds what as many accelerators serve with one worker taken from the pool that binds, for the other one."""
+    gains = {effect.change: effect.shown for effect in found}
+    more = max((Change.PREFILL, Change.DECODE), key=lambda change: gains.get(change, 0.0))
+    if gains.get(more, 0.0) > 0 and layout.prefill_tp == layout.decode_tp:
+        change = Change.TO_PREFILL if more is Change.DECODE else Change.TO_DECODE
+        other = _changed(layout, change)
+        if other is not None:
+            found.append(_effect(study, layout, change, made=other))
 
 
 def _changes(layout: Layout) -> Sequence[Change]:
     if layout.is_split:
-        return tuple(change for change in Change if change is not Change.COLOCATED)
+        return (Change.PREFILL, Change.DECODE, Change.KV, Change.ITL, Change.TTFT)
     return (Change.COLOCATED, Change.KV, Change.ITL, Change.TTFT)
 
 
 def _changed(layout: Layout, change: Change) -> Layout | None:
-    made: dict[Change, Callable[[], Layout | None]] = {
-        Change.PREFILL: lambda: layout.changed(prefill=1),
-        Change.DECODE: lambda: layout.changed(decode=1),
-        Change.COLOCATED: lambda: layout.changed(colocated=1),
+    workers = {
+        Change.PREFILL: {"prefill": 1},
+        Change.DECODE: {"decode": 1},
+        Change.COLOCATED: {"colocated": 1},
+        Change.TO_PREFILL: {"prefill": 1, "decode": -1},
+        Change.TO_DECODE: {"prefill": -1, "decode": 1},
     }
-    return made[change]()
+    return layout.changed(**workers[change])
 
 
 def _most_kv_share(study: Study, layout: Layout) -> float:

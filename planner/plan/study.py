@@ -21,8 +21,8 @@ from twinpool.planner.plan.traffic import Lengths, Traffic, lengths_of
 
 ROUGH_WIDTH = 3
 """Grid places: about 9 %, between which the rate is interpolated."""
-_SIMULATIONS = 100
-"""That a plan takes at most or so: the effort is shared out among them."""
+_SIMULATIONS = 50
+"""That a plan takes or so, half of them of short stretches: the effort is shared out among them."""
 _FEWEST_REQUESTS = 300
 _ROUGH_SHARE = 0.5
 """Of a stretch, for a rough simulation."""
@@ -220,6 +220,10 @@ class Study:
         """The highest rate with its interval, if replications say it."""
         rates = self.sure.get(layout, [])
         return interval_of(rates, self.question.confidence) if rates else None
+
+    def is_at_bound(self, layout: Layout) -> bool:
+        """Whether its objectives held up to its bound in each replication: nothing showed where it ends."""
+        return layout in self.sure and min(self.sure[layout]) >= self.bound(layout).rate_per_s
 
     def difference(self, before: Layout, after: Layout, confidence: float | None = None) -> Interval | None:
         """How much more the one serves than the other, by the replications that both had."""

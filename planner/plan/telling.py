@@ -219,7 +219,7 @@ def _findings(planning: Planning, binds: str) -> Iterator[str]:
     if split is not None and colocated is not None:
         yield compared(split.name, colocated.name, _split_over_colocated(planning))
     else:
-        yield _without_comparison(planning)
+        yield _without_comparison(planning, layout)
     if binds:
         yield binds
     if planning.cases and planning.cases[0].uses:
@@ -252,7 +252,7 @@ def _accelerators(count: int) -> str:
     return "1 accelerator" if count == 1 else f"{count} accelerators"
 
 
-def _without_comparison(planning: Planning) -> str:
+def _without_comparison(planning: Planning, layout: Layout) -> str:
     """Of splitting, where no split and colocated layout of the recommended size were compared."""
     study, budget = planning.study, planning.question.budget
     splits = [each for each in (*study.rough, *study.pruned) if each.is_split]
@@ -262,6 +262,8 @@ def _without_comparison(planning: Planning) -> str:
             return "No split was tried: the profile has no transfers, so nobody knows what moving KV takes."
         if budget < fewest:
             return f"No split was tried: it takes {fewest} accelerators at least (--budget {fewest})."
+        if layout.num_accelerators < fewest:
+            return f"No split was tried: it takes {fewest} accelerators at least, and fewer do."
         return "No split meets the objectives."
     best = [study.best(each for each in study.rough if each.is_split is kind) for kind in (True, False)]
     told = " and ".join(
@@ -278,6 +280,12 @@ def _notes(planning: Planning, layout: Layout) -> Iterator[str]:
         yield (
             f"Each simulation had {had:,} requests, {percent(had / wanted)} of what it takes to see queues that grow "
             f"slowly, so rates may be too high; --effort {effort} has them all."
+        )
+    if study.is_at_bound(layout):
+        lasts_s = had / study.bound(layout).rate_per_s
+        yield (
+            f"{layout.name} held its objectives at every rate up to its bound in closed form: stretches of {had:,} "
+            f"requests ({number(lasts_s)} s) do not show where it ends, so that is an upper end."
         )
     if planning.fleet.decode.hybrid and planning.fleet.can_split:
         yield "The workers of split layouts are hybrids: those of both pools also take whole requests."

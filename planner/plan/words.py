@@ -68,9 +68,15 @@ def _reason(pool: Role, by_change: Mapping[Change, Effect], limits: Mapping[Role
 
 
 def _in_order(pool: Role, effects: Sequence[Effect]) -> list[Effect]:
-    """One more of the pool's own workers first."""
-    own = {Role.PREFILL: Change.PREFILL, Role.DECODE: Change.DECODE, Role.COLOCATED: Change.COLOCATED}[pool]
-    return sorted(effects, key=lambda effect: effect.change is not own)
+    """One more of the pool's own workers first, then what one fewer does."""
+    first = {
+        Role.PREFILL: (Change.PREFILL, Change.TO_DECODE),
+        Role.DECODE: (Change.DECODE, Change.TO_PREFILL),
+        Role.COLOCATED: (Change.COLOCATED,),
+    }[pool]
+    return sorted(
+        effects, key=lambda effect: first.index(effect.change) if effect.change in first else len(first)
+    )
 
 
 def _told(effects: Sequence[Effect]) -> str:

@@ -15,11 +15,13 @@ from twinpool.bench.reports.model import Interval
 from twinpool.bench.reports.page import page
 from twinpool.bench.serving.datasets.shapes import Shape, own, shared_prefix
 from twinpool.bench.serving.slo import Slo, parse_slo
-from twinpool.config import Role
+from twinpool.config import Role, SchedulerConfig
 from twinpool.errors import ConfigError
+from twinpool.layout import Dtype
 from twinpool.planner.plan.bounds import Limit, bound, bounds
+from twinpool.planner.plan.capacity import DeviceMemory, kv_capacity
 from twinpool.planner.plan.experiments import Setting
-from twinpool.planner.plan.layouts import Layout
+from twinpool.planner.plan.layouts import Fleet, Layout, WorkerKind
 from twinpool.planner.plan.perturbing import Change, Effect
 from twinpool.planner.plan.planning import Planning
 from twinpool.planner.plan.rates import GRID, change_of, highest_rate, interval_of
@@ -30,6 +32,8 @@ from twinpool.planner.plan.tables import printed
 from twinpool.planner.plan.telling import plan_of
 from twinpool.planner.plan.traffic import lengths_of, new_tokens, traffic_of
 from twinpool.planner.plan.words import compared, constraint, effect_words
+from twinpool.planner.times.model_shapes import model_shape
+from twinpool.planner.times.registry import Conditions, roofline
 
 
 def timed(*times: float) -> list[Shape]:
@@ -300,3 +304,45 @@ def test_the_real_simulator_serves_with_two_prefill_workers_what_one_cannot() ->
 def test_kv_of_a_fleet_is_whole_blocks() -> None:
     assert kv(10).num_tokens == 160
     assert fleet(num_blocks=100).with_more_kv(1.25).kinds[1].capacity.num_blocks == 125
+
+
+def test_a_70b_on_pairs_of_80_gb_devices_is_kv_bound_and_a_prefill_worker_in_place_of_decode_lowers_capacity() -> (
+    None
+):
+    """The real simulator: prompts of 1,000 and answers of 300 tokens; beside the weights each of the two devices of a
+    worker has 6.3 GiB for KV, 41,232 tokens in all, where 35 such sequences fit. Another prefill worker beside them
+    changes nothing: decode grants blocks before KV moves, so what is prefilled early only waits."""
+    model = model_shape("llama-3.1-70b")
+    times = roofline("h100", model, Conditions(tp=2))
+    memory = kv_capacity(
+        model.kv_layout(16, Dtype.BFLOAT16),
+        math.ceil(model.weight_bytes(2.0)),
+        2,
+        DeviceMemory(80 << 30),
+        2048,
+    )
+    pairs = Fleet(
+        kinds={2: WorkerKind(times, memory)},
+        kv=memory.layout,
+        max_model_len=2048,
+        prefill=SchedulerConfig(token_budget=2048),
+        decode=SchedulerConfig(max_num_seqs=256),
+        token_budgets=(1024,),
+    )
+    data = traffic_of(requests(2000, input_tokens=1000, output_tokens=300))
+    slo = Slo(ttft_s=2.0, itl_p99_s=0.08)
+    lab = Planning(Question(data, slo, budget=6), pairs, simulated, "llama-3.1-70b").study.lab
+    limits = {each.role: each for each in bounds(pairs, Layout(1, 2, 0, 2, 2), lengths_of(data.shapes), slo)}
+    assert limits[Role.DECODE].limit is Limit.KV
+    rate = limits[Role.DECODE].rate_per_s
+
+    def holds(prefill: int, decode: int, factor: float, of: Fleet = pairs) -> bool:
+        deployment = of.deployment(Layout(prefill, decode, 0, 2, 2))
+        setting = Setting(f"{deployment.name} {of is pairs}", deployment, data, 300)
+        return lab.seen(setting, factor * rate, 0).share_good(slo) >= 0.9
+
+    assert holds(1, 2, 0.9)
+    assert not holds(2, 1, 0.9), "in place of a decode worker it lowers capacity"
+    assert not holds(2, 2, 1.2), "beside them it changes nothing"
+    assert holds(1, 3, 1.2), "another decode worker raises it"
+    assert holds(1, 2, 1.15, pairs.with_more_kv(1.25)), "and so does KV memory"
