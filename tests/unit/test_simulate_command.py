@@ -97,6 +97,7 @@ def test_a_closed_loop_and_a_trace_of_the_azure_service(capsys: pytest.CaptureFi
         (("--layout", "99999P1D"), "--layout is '99999P1D'; allowed: 1 to 10,000 workers"),
         (("--layout", "1P1D(TP3)"), "TP is 3; allowed: a divisor of llama-3.1-8b's 32 query heads"),
         (("--layout", "2P"), "--layout is '2P'"),
+        (("--layout", "2xcolocated", "--hybrid"), "allowed: two pools with --hybrid, like 2P3D"),
         (("--times", "roofline:h100"), "given is --times, --gpu; give exactly one"),
         (("--kv-memory", "1MiB"), "--kv-memory is 1048576; allowed:"),
         (("--max-model-len", "1000000"), "--max-model-len is 1000000; allowed: at most 131072"),

@@ -159,6 +159,9 @@ def deployment_of(args: argparse.Namespace, found: Hardware) -> Deployment:
     from twinpool.planner.simulator.layout import parse_layout
 
     config = scheduler(args)
+    parts = parse_layout(args.layout)
+    has_two = len(parts) > 1
+    require("--layout", args.layout, has_two or not config.hybrid, "two pools with --hybrid, like 2P3D")
     pools = tuple(
         Pool(
             role=part.role,
@@ -169,7 +172,7 @@ def deployment_of(args: argparse.Namespace, found: Hardware) -> Deployment:
             num_accelerators=part.tp,
             machine=found.machine,
         )
-        for part in parse_layout(args.layout)
+        for part in parts
     )
     return Deployment(pools, found.layout, found.max_model_len, queue(args))
 
