@@ -155,12 +155,12 @@ class CoordinatorCore:
     def count_steps(
         self, worker_id: str, incarnation: str, message: LockstepTokens, times: Sequence[float]
     ) -> list[tuple[float, list[Command]]]:
-        """What `handle` does with a message without tokens of a worker in lockstep at each of `times`, but nobody is
-        sent on: where nobody has become able to take a request, that would change nothing. Returns the times at which
-        there is something to do, and what."""
+        """What `handle` does with a message of a worker in lockstep at each of `times`, but nobody is sent on: where
+        nobody has become able to take a request, that would change nothing. Returns the times at which there is
+        something to do, and what."""
         if (worker := self.registry.live(worker_id, incarnation)) is None:
             return []
-        if self._reports.count_steps(worker, times):
+        if not (message.tokens or message.left) and self._reports.count_steps(worker, times):
             return []
         found = []
         for at in times:

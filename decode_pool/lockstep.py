@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from twinpool.decode_pool.scheduler import DecodeScheduler, DecodeSequence
 from twinpool.engine.batch import SequenceSlice
-from twinpool.engine.block_pool import BlockPool
+from twinpool.engine.block_pool import BlockPool, BlockTable
 from twinpool.errors import InvariantViolation
 from twinpool.messages import LockstepTokens, Token
 from twinpool.metrics import Counters, WorkerMetric
@@ -43,10 +43,11 @@ class Lockstep:
 
     `begin`, `plan_ahead`, `end` and `follow` leave scheduler and pool as `plan`, `plan_ahead`, `complete` for each
     slice, and a plan ahead that begins would. While step c runs (from 0 on), a sequence has `shift` + c tokens; it gets
-    those that it lacks when somebody looks at them, and its last one with step `ends_at`. Only in which order one step
-    seals blocks of some sequences and releases those of others is not the same, and nobody can tell; nor when blocks
-    are sealed that nobody else can have (`PrefixChain.grows_alone`), as long as a request has no other attempt here:
-    that is when the sequence leaves.
+    those that it lacks when somebody looks at them, and its last one with step `ends_at`. It needs a block for step
+    `needs_block_at`, and another each `block_size` steps later. Only in which order one step seals blocks of some
+    sequences and releases those of others is not the same, and nobody can tell; nor when blocks are sealed that nobody
+    else can have (`PrefixChain.grows_alone`), as long as a request has no other attempt here: that is when the sequence
+    leaves.
     """
 
     def __init__(
@@ -73,9 +74,10 @@ class Lockstep:
     def _forget_tables(self) -> None:
         self._num = 0
         self._sum_of_shifts = 0
-        self._short: list[DecodeSequence] = []
-        """Those that need a block for the next step and have none yet."""
-        self._needs_block_at = defaultdict[int, list[DecodeSequence]](list)
+        self._is_short = False
+        """Whether some need a block for the next step, and there was none for them."""
+        self._growing: list[list[DecodeSequence]] = [[] for _ in range(self._pool.block_size)]
+        """By the remainder of `needs_block_at`."""
         self._fills_block_at = defaultdict[int, list[DecodeSequence]](list)
         self._ends_at = defaultdict[int, list[DecodeSequence]](list)
         self._next_end = inf
@@ -114,8 +116,7 @@ class Lockstep:
             self._is_ahead_current = True
             step = self._step + 1
             self._enter_new(step)
-            is_due = self._short or step in self._needs_block_at
-            self._is_ahead_possible = not is_due or self._try_grow(step, leaving)
+            self._is_ahead_possible = self._try_grow(step, leaving)
 
     def end(self, cancelled: Collection[RequestKey]) -> LockstepTokens | None:
         """The step has run; `cancelled` get nothing of it, and are to leave. Returns what is told of it, if anything
@@ -166,14 +167,15 @@ class Lockstep:
         """How many steps, from the one that runs on and at most `most`, will end and be followed with nothing to decide
         and nothing to tell but that each sequence has a token more."""
         is_planned = self.is_running and self._is_ahead_current and self._is_ahead_possible
-        if not is_planned or self._newcomers or self._joining or self._short:
+        if not is_planned or self._newcomers or self._joining or self._is_short:
             return 0
         most = int(min(most, self._next_end - self._step))
         room, size = self._pool.num_available, self._pool.block_size
         if room < self._num * (most // size + 1):
             most = min(most, size)  # each needs at most one block then
             for number in range(most):
-                room -= len(self._needs_block_at.get(self._step + number + 2, ()))
+                step = self._step + number + 2
+                room -= sum(s.needs_block_at == step for s in self._growing[step % size])
                 if room < 0:
                     return number
         return most
@@ -185,23 +187,24 @@ class Lockstep:
         self._counters.add(WorkerMetric.STEPS, num_steps)
         self._counters.add_each(WorkerMetric.STEP_SECONDS, seconds)
         self._counters.add(WorkerMetric.OUTPUT_TOKENS, num_steps * self._num)
-        needs_block_at, size = self._needs_block_at, self._pool.block_size
+        growing, size = self._growing, self._pool.block_size
         first, self._step = self._step, self._step + num_steps
-        growing: list[DecodeSequence] = []
+        tables: list[BlockTable] = []
         for step in range(first, self._step):
             if step in self._fills_block_at:
-                self._grow(growing)
-                growing.clear()
+                self._grow(tables)
+                tables.clear()
                 self._seal(step, ())
-            if step + 2 in needs_block_at:
-                due = self._wanting(self._due(needs_block_at, step + 2), step + 2, ())
-                needs_block_at[step + 2 + size] += due
-                growing += due
-        self._grow(growing)
+            needed_at = step + 2
+            for sequence in growing[needed_at % size]:
+                if sequence.needs_block_at == needed_at <= sequence.ends_at:
+                    sequence.needs_block_at += size
+                    tables.append(sequence.table)
+        self._grow(tables)
         self._pool.check_count()
 
-    def _grow(self, growing: Sequence[DecodeSequence]) -> None:
-        if growing and self._pool.grow_each([sequence.table for sequence in growing]) < len(growing):
+    def _grow(self, tables: Sequence[BlockTable]) -> None:
+        if tables and self._pool.grow_each(tables) < len(tables):
             raise InvariantViolation("a step that was to be skipped had no room")
 
     def leave(self, key: RequestKey) -> None:
@@ -215,6 +218,7 @@ class Lockstep:
                 self._sum_of_shifts -= sequence.shift
             if sequence in self._newcomers:
                 self._newcomers.remove(sequence)
+            self._growing[sequence.needs_block_at % self._pool.block_size].remove(sequence)
             self._seal_late(sequence)
         self._scheduler.leave(key)
 
@@ -236,7 +240,8 @@ class Lockstep:
     def _enter(self, sequence: DecodeSequence, step: int) -> None:
         size, length = self._pool.block_size, len(sequence.token_ids)
         sequence.shift = shift = length - step
-        self._needs_block_at[len(sequence.table) * size + 1 - shift].append(sequence)
+        sequence.needs_block_at = needs_block_at = len(sequence.table) * size + 1 - shift
+        self._growing[needs_block_at % size].append(sequence)
         if not sequence.chain.grows_alone:
             self._fills_block_at[-(-length // size) * size - shift].append(sequence)
         job = sequence.job
@@ -266,21 +271,15 @@ class Lockstep:
 
     def _try_grow(self, step: int, leaving: Container[RequestKey]) -> bool:
         """Gives a block to each sequence that needs one for `step`, in order; False if there is none for the next."""
-        due = self._due(self._needs_block_at, step)
-        if self._short:
-            short = (sequence for sequence in self._short if not sequence.has_left)
-            due = sorted((*short, *due), key=_number)
-        due = self._wanting(due, step, leaving)
-        num_grown = self._pool.grow_each([sequence.table for sequence in due])
-        self._needs_block_at[step + self._pool.block_size] += due[:num_grown]
-        self._short = due[num_grown:]
-        return not self._short
-
-    def _wanting(
-        self, due: list[DecodeSequence], step: int, leaving: Container[RequestKey]
-    ) -> list[DecodeSequence]:
-        """Those of `due` that will be there in `step`."""
-        return [s for s in due if s.ends_at >= step and s.key not in leaving]
+        growing, size = self._growing, self._pool.block_size
+        due = [
+            s for s in growing[step % size] if s.needs_block_at == step <= s.ends_at and s.key not in leaving
+        ]
+        num_grown = self._pool.grow_each([sequence.table for sequence in due]) if due else 0
+        for sequence in due[:num_grown]:
+            sequence.needs_block_at += size
+        self._is_short = num_grown < len(due)
+        return not self._is_short
 
     def _plan_anew(self, make_room: Callable[[], bool] | None) -> tuple[list[RequestKey], bool]:
         """Room is short: the scheduler decides who gets it. What it plans has all that remain, or it has none."""

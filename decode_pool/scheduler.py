@@ -72,7 +72,7 @@ class GrownTokens(Sequence[int]):
 @dataclass(slots=True, eq=False)
 class DecodeSequence:
     """A sequence that generates, until it `has_left`. `token_ids` are all its tokens; the KV of all but the last is in
-    `table`. It joined as the `number`-th. `shift` and `ends_at` are for `Lockstep`."""
+    `table`. It joined as the `number`-th. What follows is for `Lockstep`."""
 
     job: Job
     table: BlockTable
@@ -80,9 +80,10 @@ class DecodeSequence:
     token_ids: GrownTokens
     look_back: LookBack | None
     number: int
+    has_left: bool = False
     shift: int = 0
     ends_at: int = 0
-    has_left: bool = False
+    needs_block_at: int = 0
     key: RequestKey = field(init=False)
 
     def __post_init__(self) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import groupby
 from math import inf
+from operator import itemgetter
 from typing import Protocol
 
 from twinpool.coordinator import events
@@ -12,14 +14,12 @@ from twinpool.coordinator.reports import FULL_PAUSE_S
 from twinpool.coordinator.service import Output
 from twinpool.coordinator.state import CoordinatorCore
 from twinpool.errors import ConfigError, InvariantViolation, RequestError
-from twinpool.messages import Denied, Dropped, LockstepTokens, Message, Peers, Welcome
+from twinpool.messages import Denied, Dropped, Message, Peers, Welcome
 from twinpool.planner.simulator.agenda import LATER, STEP_MESSAGES, Agenda
 from twinpool.planner.simulator.lockstep import LockstepWorker
-from twinpool.planner.simulator.worker import TOKEN_ID, SimulatedWorker
+from twinpool.planner.simulator.worker import SimulatedWorker
 
 TICK_S = 0.1
-STEP_TOKENS = LockstepTokens((), (), TOKEN_ID)
-"""What is told of a step in which each sequence got a token and nothing else happened."""
 
 
 class Clients(Protocol):
@@ -136,12 +136,12 @@ class Control:
         now = self._agenda.now
         worker.settle(now)
         self.core.hold(worker.worker_id, -worker.num_foreseen)
-        times = worker.take_untold(now, with_now=STEP_MESSAGES + worker.number <= rank)
-        if times:
-            late_s, name = worker.late_s, worker.worker_id
-            for at_s, commands in self.core.count_steps(name, worker.incarnation, STEP_TOKENS, times):
+        untold = worker.take_untold(now, with_now=STEP_MESSAGES + worker.number <= rank)
+        for message, steps in groupby(untold, key=itemgetter(1)):
+            times = [at_s for at_s, _ in steps]
+            for at_s, commands in self.core.count_steps(worker.worker_id, worker.incarnation, message, times):
                 for command in commands:
-                    self._do(command, at_s + late_s)
+                    self._do(command, at_s + worker.late_s)
 
     def _pause_skipping(self) -> None:
         """A worker gets nothing new for a moment: whatever the core hears of first after that may send a request on."""
@@ -150,8 +150,8 @@ class Control:
             self._tell_of_steps(worker, LATER)
             worker.skip_no_more()
             rank = STEP_MESSAGES + worker.number
-            for at_s in worker.take_untold(inf, with_now=True):
-                self._agenda.at(at_s, rank, self._hear_later, (worker, STEP_TOKENS, rank))
+            for at_s, message in worker.take_untold(inf, with_now=True):
+                self._agenda.at(at_s, rank, self._hear_later, (worker, message, rank))
         self._agenda.at(self._skips_again_at, LATER, self._skip_again, self._skips_again_at)
 
     def _skip_again(self, at_s: float) -> None:

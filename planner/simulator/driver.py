@@ -168,10 +168,13 @@ class Driver:
             self._ask_on()
         else:
             self._expect_next()
-        step = self.agenda.step
-        while self._num_open or self.core.num_live:
-            step()
-            self._num_events += 1
+        step, num_events = self.agenda.step, 0
+        try:
+            while self._num_open or self.core.num_live:
+                step()
+                num_events += 1
+        finally:
+            self._num_events = num_events
 
     def _tick(self, number: int) -> None:
         if not self.core.num_live and not self._num_on_the_way:

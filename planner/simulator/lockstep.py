@@ -14,6 +14,7 @@ from math import inf
 from typing import Any
 
 from twinpool.colocated_pool.core import ColocatedCore
+from twinpool.config import Role
 from twinpool.decode_pool.core import DecodeCore
 from twinpool.decode_pool.lockstep import LockstepLoad
 from twinpool.errors import InvariantViolation
@@ -22,17 +23,19 @@ from twinpool.planner.simulator.worker import TOKEN_ID, SimulatedWorker
 from twinpool.planner.step_shape import StepShape
 from twinpool.worker.core import Event, SendCoordinator
 
-MOST_SKIPPED = 16
+QUIET_STEP = LockstepTokens((), (), TOKEN_ID)
+"""What is told of a step in which each sequence got a token and nothing else happened."""
+MOST_SKIPPED = 64
 """Steps whose ends are computed ahead: what comes meanwhile makes those behind it worthless."""
 
 
 class LockstepWorker(SimulatedWorker):
     """As `SimulatedWorker`, of a decode worker that is no hybrid or a colocated one.
 
-    At each of the times in `untold` the coordinator would have heard of a step of so many sequences that was skipped.
-    Before `due_at` there is none that is neither settled nor told. What the coordinator knows of untold steps, where it
-    matters, is that they filled `num_foreseen` slots, which changes at `foreseen_until` at the earliest. While it must
-    not `may_skip`, every step is on the agenda.
+    At each of the times in `untold` the coordinator would have heard, with a message, of a step of so many sequences
+    that was skipped, or that nobody waits to hear of. Before `due_at` there is none that is neither settled nor told.
+    What the coordinator knows of untold steps, where it matters, is that they filled `num_foreseen` slots, which
+    changes at `foreseen_until` at the earliest. While it must not `may_skip`, every step is on the agenda.
     """
 
     def __init__(self, *arguments: Any) -> None:
@@ -42,7 +45,7 @@ class LockstepWorker(SimulatedWorker):
         self._decode = self.core
         self._decode.walk_in_lockstep(TOKEN_ID)
         self.may_skip = self._machine is None
-        self.untold: list[tuple[float, int]] = []
+        self.untold: list[tuple[float, int, LockstepTokens]] = []
         self.due_at = self.foreseen_until = inf
         self.num_foreseen = 0
         self._untold_foreseen = self._ends_foreseen = 0
@@ -71,7 +74,7 @@ class LockstepWorker(SimulatedWorker):
             seconds.append(end_at - began_at)
             self.busy_s += end_at - began_at
             began_at = end_at
-            self.untold.append((end_at + control_s, num_sequences))
+            self.untold.append((end_at + control_s, num_sequences, QUIET_STEP))
         self._began_at = began_at
         self.num_steps += len(seconds)
         self._untold_foreseen += max(0, min(place, self._ends_foreseen) - first)
@@ -111,14 +114,14 @@ class LockstepWorker(SimulatedWorker):
         self.num_foreseen += num_more
         return num_more
 
-    def take_untold(self, now: float, *, with_now: bool) -> list[float]:
-        """Takes the times until `now` from `untold`: the coordinator hears of those steps. Nothing is foreseen then, as
-        it is told before."""
+    def take_untold(self, now: float, *, with_now: bool) -> list[tuple[float, LockstepTokens]]:
+        """Takes what was to be told until `now` from `untold`: the coordinator hears of those steps. Nothing is
+        foreseen then, as it is told before."""
         untold = self.untold
         place = 0
         while place < len(untold) and (untold[place][0] < now or (with_now and untold[place][0] == now)):
             place += 1
-        taken = [at_s for at_s, _ in untold[:place]]
+        taken = [(at_s, message) for at_s, _, message in untold[:place]]
         del untold[:place]
         self.num_foreseen = self._untold_foreseen = 0
         self._ends_foreseen = self._present
@@ -171,12 +174,17 @@ class LockstepWorker(SimulatedWorker):
 
     def _send_coordinator(self, command: SendCoordinator) -> None:
         message = command.message
-        if self.may_skip and isinstance(message, LockstepTokens) and not (message.tokens or message.left):
-            # Something changes with this step, but nothing that the coordinator hears of.
-            self.untold.append((self._agenda.now + self.control_s, self._num_ended))
+        if self.may_skip and isinstance(message, LockstepTokens) and self._can_wait(message):
+            self.untold.append((self._agenda.now + self.control_s, self._num_ended, message))
             self.note_due()
         else:
             super()._send_coordinator(command)
+
+    def _can_wait(self, message: LockstepTokens) -> bool:
+        """Whether nobody can take a request because of it, or do anything else that he could not before."""
+        if message.left or (message.tokens and self.pool.role is not Role.DECODE):
+            return False
+        return all(token.finish is None for token in message.tokens)
 
     def _step_ended(self, seconds: float) -> None:
         self._expected = -1

@@ -107,6 +107,8 @@ class Roofline:
             1 if model.latent is not None else model.num_kv_heads
         )  # heads that devices can have for themselves
         self._kv_bytes_per_s = min(tp, copies) * device.bytes_per_s
+        self._used_kv_bytes_per_s = self._kv_bytes_per_s * efficiency.bandwidth
+        self._used_attention_flops_per_s = self._attention_flops_per_s * efficiency.attention
         self._products_of: dict[tuple[int, int], float] = {}
         self._fixed_s = efficiency.step_s + model.num_layers * efficiency.layer_s
         self._fixed_s += model.num_expert_layers * efficiency.expert_layer_s
@@ -139,8 +141,7 @@ class Roofline:
         tokens = shape.num_sequences + shape.prompt_tokens
         rows = shape.num_sequences + shape.num_chunks
         products_s = self._products_of.get((tokens, rows)) or self._products_s(tokens, rows)
-        kv_bytes_per_s = self._kv_bytes_per_s * self.efficiency.bandwidth
-        attention_flops_per_s = self._attention_flops_per_s * self.efficiency.attention
+        kv_bytes_per_s, attention_flops_per_s = self._used_kv_bytes_per_s, self._used_attention_flops_per_s
         sequences_s = chunks_s = 0.0
         if shape.num_sequences:
             positions = self._sequence_positions(shape)
@@ -227,6 +228,8 @@ class Roofline:
     def _layers(self, all_positions: float, in_window: float) -> float:
         """Sums over layers: those that see all, those with a window."""
         windowed = self.model.num_window_layers
+        if not windowed:
+            return self.model.num_layers * all_positions
         return (self.model.num_layers - windowed) * all_positions + windowed * min(all_positions, in_window)
 
     def _sequence_positions(self, shape: StepShape) -> float:
