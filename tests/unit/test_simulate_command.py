@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import msgspec
@@ -83,6 +84,17 @@ def test_objectives_may_be_said_as_a_plan_takes_them(capsys: pytest.CaptureFixtu
         assert main([*H100, *SMALL, *flags]) == 0
         told.append(capsys.readouterr().out)
     assert told[0] == told[1]
+
+
+def test_progress_is_a_line_on_a_terminal_that_makes_room_for_the_result(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("twinpool.commands.simulate._TOLD_EVERY_S", 0.0)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    assert main([*(flag for flag in H100 if flag != "--disable-tqdm"), *SMALL]) == 0
+    told = capsys.readouterr().err
+    assert "\r29 of 30 requests, " in told
+    assert "\r\033[Ksimulated 30 requests in " in told
 
 
 def test_a_closed_loop_and_a_trace_of_the_azure_service(capsys: pytest.CaptureFixture[str]) -> None:

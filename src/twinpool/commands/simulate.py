@@ -114,14 +114,17 @@ def run(args: argparse.Namespace) -> int:
     dataset = replace(dataset, max_model_len=deployment.max_model_len)
     files = _files(args, found, deployment, dataset)
     shapes = _shapes(args, dataset)
+    progress = None if args.disable_tqdm else _Progress(len(shapes))
     began_at = time.monotonic()
     simulation = simulate(
         deployment,
         shapes,
         num_clients=args.num_clients,
         max_concurrency=args.max_concurrency,
-        on_progress=None if args.disable_tqdm else _Progress(len(shapes)),
+        on_progress=progress,
     )
+    if progress is not None:
+        progress.clear()
     took_s = time.monotonic() - began_at
     if not simulation.outcomes:
         print("interrupted before a request was sent", file=sys.stderr)
@@ -287,13 +290,17 @@ class _Progress:
         self._is_shown = sys.stderr.isatty()
 
     def __call__(self, num_ended: int, now_s: float) -> None:
-        if not self._is_shown or num_ended % 64:
-            return
         now = time.monotonic()
-        if now - self._told_at >= _TOLD_EVERY_S:
-            self._told_at = now
-            rate = num_ended / (now - self._began_at)
-            line = f"{num_ended:,} of {self._num_requests:,} requests, {now_s:,.1f} s of virtual time, {rate:,.0f}/s"
-            print(f"\r{line}\033[K", end="", file=sys.stderr, flush=True)
-        if num_ended == self._num_requests:
+        if not self._is_shown or now - self._told_at < _TOLD_EVERY_S:
+            return
+        self._told_at = now
+        rate = num_ended / (now - self._began_at)
+        line = (
+            f"{num_ended:,} of {self._num_requests:,} requests, {now_s:,.1f} s of virtual time, {rate:,.0f}/s"
+        )
+        print(f"\r{line}\033[K", end="", file=sys.stderr, flush=True)
+
+    def clear(self) -> None:
+        """The line makes room for the result."""
+        if self._is_shown:
             print("\r\033[K", end="", file=sys.stderr, flush=True)
