@@ -25,8 +25,8 @@ from twinpool.worker.core import Event, SendCoordinator
 
 QUIET_STEP = LockstepTokens((), (), TOKEN_ID)
 """What is told of a step in which each sequence got a token and nothing else happened."""
-MOST_SKIPPED = 64
-"""Steps whose ends are computed ahead: what comes meanwhile makes those behind it worthless."""
+MOST_SKIPPED = 8
+"""Steps whose ends are computed at once: what comes meanwhile makes those behind it worthless."""
 
 
 class LockstepWorker(SimulatedWorker):
@@ -170,6 +170,9 @@ class LockstepWorker(SimulatedWorker):
     def _end_step(self, version: int) -> None:
         if version == self._version:
             self.settle(self._agenda.now)
+            if self.may_skip and self._decode.num_quiet_steps(1):
+                self._expect()  # this one is quiet, too: only no further ones were computed
+                return
         super()._end_step(version)
 
     def _send_coordinator(self, command: SendCoordinator) -> None:
