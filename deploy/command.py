@@ -158,7 +158,12 @@ class CommandScaler:
         while (order := self._counts.next_order()) is not None:
             self._failures.pop(order.role, None)
             self._since = self._clock.now()
-            reason = await self._run(order)
+            try:
+                reason = await self._run(order)
+            except OSError as exc:
+                reason = (
+                    f"`{shlex.join(self._command.filled(order))}` cannot be started: {exc.strerror or exc}"
+                )
             self._since = self._clock.now()
             if not reason:
                 self._counts.done()
@@ -168,22 +173,19 @@ class CommandScaler:
             log.error("%s workers are not scaled to %d: %s", order.role, order.count, reason)
 
     async def _run(self, order: Order) -> str:
-        """Runs the command; why it failed, empty if it did not."""
+        """Runs the command; why it failed, empty if it did not. Raises OSError if it cannot be started."""
         arguments = self._command.filled(order)
         shown = shlex.join(arguments)
         log.info("scaling to %d %s workers: %s", order.count, order.role, shown)
         with tempfile.TemporaryFile() as stderr:  # a pipe would end only with what the command leaves running
-            try:
-                process = await asyncio.create_subprocess_exec(
-                    *arguments,
-                    env=self._environment(order),
-                    start_new_session=True,
-                    stdin=asyncio.subprocess.DEVNULL,
-                    stdout=asyncio.subprocess.DEVNULL,
-                    stderr=stderr,
-                )
-            except OSError as exc:
-                return f"`{shown}` cannot be started: {exc.strerror or exc}"
+            process = await asyncio.create_subprocess_exec(
+                *arguments,
+                env=self._environment(order),
+                start_new_session=True,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.DEVNULL,
+                stderr=stderr,
+            )
             try:
                 async with asyncio.timeout(self._command.timeout_s):
                     status = await process.wait()

@@ -9,10 +9,12 @@ import pytest
 from support.made_profiles import made_profile
 
 from twinpool.cli import main
+from twinpool.engine.default_model import DEFAULT_MODEL
 from twinpool.planner.profile.saved import save_profile
 
 ADVISE = ("serve", "--autotune", "advise")
 SLO = ("--slo", "ttft=2s")
+SERVED = ("--served-model-name", "made-up")
 
 
 def refusal(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
@@ -49,11 +51,18 @@ def test_a_profile_that_does_not_know_how_long_kv_takes_is_refused(
 ) -> None:
     file = tmp_path / "profile.json"
     save_profile(msgspec.structs.replace(made_profile(), transfers=()), file)
-    assert "has no transfer times" in refusal(capsys, *ADVISE, *SLO, "--profile", str(file))
+    assert "has no transfer times" in refusal(capsys, *ADVISE, *SLO, *SERVED, "--profile", str(file))
+
+
+def test_a_profile_of_another_model_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "profile.json"
+    save_profile(made_profile(), file)
+    told = refusal(capsys, *ADVISE, *SLO, "--profile", str(file))
+    assert f"is of the model 'made-up', and '{DEFAULT_MODEL}' is to be served" in told
 
 
 def test_a_log_that_cannot_be_written_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "profile.json"
     save_profile(made_profile(), file)
-    arguments = (*ADVISE, *SLO, "--profile", str(file), "--autotune-log", str(tmp_path))
+    arguments = (*ADVISE, *SLO, *SERVED, "--profile", str(file), "--autotune-log", str(tmp_path))
     assert "--autotune-log is" in refusal(capsys, *arguments)

@@ -93,7 +93,7 @@ def tuner_to_serve_with(
     }
     workers = None if args.autotune_workers is None else WorkerBounds.parse(args.autotune_workers)
     settings = AutotuneSettings(Mode(args.autotune), slo, workers=workers, **numbers)
-    profile, transport = _profile(args)
+    profile, transport = _profile(args, config)
     regret_log = None if args.autotune_log is None else RegretLog(args.autotune_log)
     return PoolTuner(settings, profile, transport, scheduler, config, regret_log)
 
@@ -119,12 +119,20 @@ def _check_pools(
         )
 
 
-def _profile(args: argparse.Namespace) -> tuple[Profile, str | None]:
-    """The profile, and the transport that the server's flags name, if it has that. Raises ConfigError."""
+def _profile(args: argparse.Namespace, config: CoordinatorConfig) -> tuple[Profile, str | None]:
+    """The profile, and the transport that the server's flags name, if it has that. Raises ConfigError, ModelError."""
+    from twinpool.engine.default_model import DEFAULT_MODEL
+    from twinpool.engine.model_files import resolve
     from twinpool.planner.profile.fitted_times import FittedTimes
     from twinpool.planner.profile.saved import load_profile
 
     profile = load_profile(Path(args.profile))
+    own_name = DEFAULT_MODEL if args.model is None else resolve(args.model, needs_weights=False).name
+    if profile.model not in (own_name, config.served_model_name):
+        raise ConfigError(
+            f"--profile {args.profile} is of the model {profile.model!r}, and {own_name!r} is to be served; measure "
+            "that with `twinpool profile`"
+        )
     named = transfer_config(args, "local").transport
     known = {fit.transport for fit in profile.transfers}
     transport = None if named is TransportName.AUTO or named.value not in known else named.value
