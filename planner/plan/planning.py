@@ -34,6 +34,8 @@ class Planning:
     model: str = ""
     price_per_hour: float | None = None
     say: Callable[[str], None] = lambda _: None
+    doubts: tuple[str, ...] = ()
+    """Sentences: why the service times may not hold."""
     wants_map: bool = False
     """Whether further layouts of the map over prefill and decode workers are simulated."""
     study: Study = field(init=False)

@@ -40,6 +40,7 @@ def plan_report(plan: Plan, created_at: str, command: str) -> Report:
         num_other_runs=plan.num_simulations,
         num_other_requests=plan.num_simulated_requests,
         findings=plan.findings,
+        warnings=plan.warnings,
         slo=f"{plan.slo}, by {plan.attainment:.0%} of the requests",
         hardware=tuple(Fact("service times", name) for name in plan.times),
         settings=(

@@ -135,7 +135,7 @@ class CostRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """What was found. `findings` are sentences, the weightiest first."""
+    """What was found. `findings` are sentences, the weightiest first; `warnings` are those that shake all of them."""
 
     model: str
     times: tuple[str, ...]
@@ -161,6 +161,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     cases: tuple[Case, ...] = ()
     price_per_hour: float | None = None
     costs: tuple[CostRow, ...] = ()
+    warnings: tuple[str, ...] = ()
     findings: tuple[str, ...] = ()
     num_simulations: int = 0
     num_simulated_requests: int = 0

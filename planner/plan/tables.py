@@ -179,6 +179,8 @@ def _lines(plan: Plan) -> Iterator[str]:
         f"{plan.model}, {traffic.name}: {rate}, {traffic.input_tokens:,.0f} tokens in "
         f"({percent(traffic.reused_share)} reusable) and {traffic.output_tokens:,.0f} out on average"
     )
+    for warning in plan.warnings:
+        yield from wrap(f"warning: {warning}", _WIDTH, initial_indent="! ", subsequent_indent="  ")
     for finding in plan.findings:
         yield from wrap(finding, _WIDTH, initial_indent="· ", subsequent_indent="  ")
     for table in all_tables(plan):

@@ -65,6 +65,7 @@ def plan_of(planning: Planning) -> Plan:
         cases=tuple(planning.cases),
         price_per_hour=planning.price_per_hour,
         costs=() if layout is None else tuple(_costs(planning, layout)),
+        warnings=planning.doubts,
         findings=tuple(_findings(planning, "" if binds is None else binds.words)),
         num_simulations=study.lab.num_simulations,
         num_simulated_requests=study.lab.num_requests,

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
+from support.made_profiles import made_profile
 from support.planned import Pretended, bottleneck
 
+from twinpool.bench.serving.datasets.shapes import Shape
+from twinpool.bench.serving.slo import Slo
 from twinpool.cli import main
+from twinpool.planner.deployment import Deployment
+from twinpool.planner.plan.experiments import Seen
+from twinpool.planner.plan.simulated import simulated
+from twinpool.planner.profile.saved import save_profile
 
 H100 = ("--model", "llama-3.1-8b", "--gpu", "h100")
 SLOS = ("--slo", "ttft=2s", "--slo", "itl=50ms")
@@ -102,3 +111,78 @@ def test_a_trace_without_answers_is_refused(tmp_path: Path, capsys: pytest.Captu
     assert "no column for the output tokens" in refused(capsys, *H100, "--trace", str(trace), *SLOS)
     trace.write_text("timestamp,input_tokens,output_tokens\n0,100,1\n1,100,1\n")
     assert "has no outputs" in refused(capsys, *H100, "--trace", str(trace), *SLOS)
+
+
+def test_what_an_operator_mistypes_is_refused_before_anything_is_simulated(
+    trace: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = (*H100, *SLOS, "--trace", trace)
+    for flags, told in (
+        (("--token-budget", "0"), "--token-budget is 0"),
+        (("--max-num-seqs", "0"), "--max-num-seqs is 0"),
+        (
+            ("--report", str(tmp_path / "no" / "plan.html")),
+            "a file that can be written, in a folder that exists",
+        ),
+        (("--report", str(tmp_path)), "a name that ends in .html"),
+        (("--budget", "0"), "--budget is 0; allowed: 1 or more"),
+        (("--price", "-1"), "--price is -1.0; allowed: 0 or more"),
+        (("--tp", "3"), "a divisor of llama-3.1-8b's 32 query heads"),
+        (("--gpu", "h1000"), "--gpu is 'h1000'; allowed: h100"),
+        (("--model", "llama-9"), "--model is 'llama-9'; allowed"),
+        (("--slo", "latency=2s"), "--slo is 'latency=2s'; allowed: ttft=TIME"),
+        (("--trace", "missing.jsonl"), "--trace is 'missing.jsonl'; allowed: a file that is here"),
+    ):
+        assert told in refused(capsys, *given, *flags)
+
+
+def test_traces_of_one_request_of_none_and_of_prompts_beyond_the_context_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "few.jsonl"
+    line = json.dumps({"timestamp": 0, "input_length": 1000, "output_length": 100})
+    for text, told in (
+        ("", "is empty"),
+        (line, "few.jsonl has 1 request; a plan needs 2 at least"),
+        (f"{line}\n{line.replace('1000', '200000')}", "say --too-long clip, scale or drop"),
+    ):
+        path.write_text(text)
+        assert told in refused(capsys, *H100, "--trace", str(path), *SLOS)
+
+
+def test_a_budget_of_one_and_a_price_of_nothing_are_planned_for(
+    trace: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("twinpool.planner.plan.simulated.simulated", Pretended(bottleneck(20.0, 15.0, 12.0)))
+    asked = ("plan", *H100, "--trace", trace, *SLOS, "--budget", "1", "--price", "0", "--effort", "10000")
+    assert main(asked) == 0
+    told = " ".join(capsys.readouterr().out.split())
+    assert "No split was tried: it takes 2 accelerators at least (--budget 2)." in told
+    assert "At $0 an hour for each accelerator" in told
+
+
+def test_a_profile_is_planned_with_hybrids_too(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The workers of its layouts run in the real simulator once each; then rates are pretended."""
+    path = tmp_path / "profile.json"
+    save_profile(replace(made_profile(), model="smollm2-135m"), path)
+    pretended, served = Pretended(bottleneck(3.0, 2.0, 1.0)), dict[str, float]()
+
+    def simulate(deployment: Deployment, shapes: Sequence[Shape]) -> Seen:
+        if deployment.name not in served:
+            served[deployment.name] = simulated(deployment, shapes[:40]).share_good(Slo(ttft_s=1000.0))
+        return pretended(deployment, shapes)
+
+    monkeypatch.setattr("twinpool.planner.plan.simulated.simulated", simulate)
+    asked = (
+        "plan", "--profile", str(path), "--kv-memory", "256MiB", "--dataset-name", "random", "--random-input-len",
+        "60", "--random-output-len", "4", "--budget", "2", "--slo", "ttft=3s", "--effort", "10000", "--hybrid",
+        "--colocated-budgets", "128",
+    )  # fmt: skip
+    assert main(asked) == 0
+    told = capsys.readouterr()
+    assert {"1P1D", "2 colocated"} <= served.keys()
+    assert set(served.values()) == {1.0}
+    assert "hybrids" in told.out
+    assert "! warning:" in told.out

@@ -130,6 +130,7 @@ def run(args: argparse.Namespace) -> int:
     require("--price", args.price, args.price is None or args.price >= 0, "0 or more an hour")
     _check_report(args.report)
     dataset = _dataset(args)
+    _check_trace(args.trace)
     found = hardware(args, dataset.max_model_len)
     traffic = _traffic(args, replace(dataset, max_model_len=found.max_model_len))
     if dataset.max_model_len is None:
@@ -153,6 +154,7 @@ def run(args: argparse.Namespace) -> int:
         model=found.model.name,
         price_per_hour=args.price,
         say=progress,
+        doubts=found.doubts,
         wants_map=args.report is not None,
     )
     planning.run()
@@ -206,6 +208,11 @@ def _dataset(args: argparse.Namespace) -> DatasetSettings:
         raise ConfigError(f"--trace is {args.trace!r} and --dataset-path is given, too; give one of them")
     given["DatasetSettings.name"], given["DatasetSettings.path"] = kind, args.trace
     return dataset_settings(args)
+
+
+def _check_trace(file: str | None) -> None:
+    """Raises ConfigError, which names the flag, before the data's own readers do."""
+    require("--trace", file, file is None or os.access(file, os.R_OK), "a file that is here and can be read")
 
 
 def _traffic(args: argparse.Namespace, dataset: DatasetSettings) -> Traffic:
