@@ -1,6 +1,6 @@
 """Proves predictions: the same requests through real servers of this machine and through the simulator.
 
-    python -m twinpool.planner.accuracy --measure FOLDER              some 22 minutes on a quiet machine
+    python -m twinpool.planner.accuracy --measure FOLDER              some 24 minutes on a quiet machine
     python -m twinpool.planner.accuracy --predict FOLDER [--output docs/accuracy.md]
 
 The first sends twelve combinations of workload and layout, two rates each, several times, with the bench's load
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import shlex
+import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -40,10 +41,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("model", nargs="?", metavar="MODEL", help="as `twinpool serve` takes it")
     parser.add_argument("--measure", type=Path, metavar="FOLDER", help="measure into it")
     parser.add_argument("--predict", type=Path, metavar="FOLDER", help="predict what was measured into it")
-    parser.add_argument("--seconds", type=float, default=7.5, metavar="S", help="of each load (7.5)")
+    parser.add_argument("--seconds", type=float, default=8.5, metavar="S", help="of each load (8.5)")
     parser.add_argument("--seed", type=int, default=1, metavar="N", help="of all that is random (1)")
     parser.add_argument(
-        "--repetitions", type=int, default=4, metavar="N", help="how often each load is sent (4)"
+        "--repetitions", type=int, default=3, metavar="N", help="how often each load is sent (3)"
     )
     parser.add_argument("--quick", action="store_true", help="quick profiles: for trying it out")
     parser.add_argument(
@@ -53,6 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--output", type=Path, metavar="FILE", help="renew the measured part of this document"
     )
     args = parser.parse_args(argv)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # it ends its servers and engines then, too
     try:
         if args.measure is None and args.predict is None:
             raise ConfigError("nothing to do: give --measure FOLDER, --predict FOLDER, or both")

@@ -75,7 +75,10 @@ class Folder:
     ) -> None:
         """Writes it, with the steps of the engine that were measured right before and right after it."""
         (self.path / _steps_name(layout, load, repetition)).write_bytes(msgspec.json.encode(steps))
-        (self.path / _name(layout, load, repetition)).write_bytes(encode_run(run))
+        path = self.path / _name(layout, load, repetition)
+        unfinished = path.with_suffix(".part")
+        unfinished.write_bytes(encode_run(run))
+        unfinished.replace(path)  # last and at once: where it is, the run is whole
 
     def has_run(self, layout: str, load: str, repetition: int) -> bool:
         """Whether that repetition was measured."""

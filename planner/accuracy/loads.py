@@ -25,7 +25,7 @@ from twinpool.planner.accuracy.folder import Facts
 from twinpool.planner.step_shape import of_chunk, of_sequences
 from twinpool.planner.times.service_times import ServiceTimes
 
-SHARES = {"low": 0.25, "high": 0.45}
+SHARES = {"low": 0.3, "high": 0.45}
 """The two rates: of what the busier of one prefill and one decode worker can do. Both are below the knee, also
 while everything takes 1.5 times as long: a wait's relative error is 2 + u / (1 − u) times that of service times (M/D/1;
 u is the share of capacity), which is 2.8 at the higher rate and 11 at 90 %."""

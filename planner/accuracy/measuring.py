@@ -32,7 +32,7 @@ from twinpool.planner.profile.fitted_times import FittedTimes
 from twinpool.planner.profile.measure import ProfileSettings, Profiling
 from twinpool.planner.profile.served import prompts_as
 
-SLICE_S = 1.0
+SLICE_S = 1.5
 """Of a profile, before a load and after it."""
 _WARM_UPS = 3
 Say = Callable[[str], None]

@@ -213,9 +213,17 @@ def load_profile(path: Path) -> Profile:
 
 
 def save_profile(profile: Profile, path: Path) -> None:
-    """Writes a file. Raises ConfigError if it cannot be written."""
+    """Writes a file, whole or not at all (a device or a pipe as it is). Raises ConfigError if it cannot be written."""
     try:
-        path.write_bytes(to_json(profile))
+        if path.exists() and not path.is_file():
+            path.write_bytes(to_json(profile))
+            return
+        unfinished = path.with_name(path.name + ".part")
+        try:
+            unfinished.write_bytes(to_json(profile))
+            unfinished.replace(path)
+        finally:
+            unfinished.unlink(missing_ok=True)
     except OSError as exc:
         raise ConfigError(f"--output is {str(path)!r}, which cannot be written: {exc.strerror}") from exc
 

@@ -86,6 +86,24 @@ def test_a_file_that_cannot_be_written_is_told(tmp_path: Path) -> None:
         save_profile(made_profile(), tmp_path)
 
 
+def test_a_profile_that_was_there_outlives_one_that_finds_no_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "profile.json"
+    save_profile(made_profile(), path)
+    before = path.read_bytes()
+
+    def full(self: Path, data: bytes) -> int:
+        self.touch()
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(ConfigError, match="No space left"):
+        save_profile(msgspec.structs.replace(made_profile(), threads=2), path)
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]
+
+
 def test_a_profile_of_another_model_is_refused_by_name(tmp_path: Path) -> None:
     path = tmp_path / "profile.json"
     save_profile(made_profile(), path)
