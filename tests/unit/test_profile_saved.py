@@ -93,7 +93,7 @@ def test_a_profile_that_was_there_outlives_one_that_finds_no_room(
     save_profile(made_profile(), path)
     before = path.read_bytes()
 
-    def full(self: Path, data: bytes) -> int:
+    def full(self: Path, _: bytes) -> int:
         self.touch()
         raise OSError(28, "No space left on device")
 
