@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+import msgspec
 
 from twinpool.config import Role
 from twinpool.coordinator.pool_plan import PoolChange
@@ -17,16 +18,14 @@ from twinpool.messages import Message
 # ── events ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-@dataclass(frozen=True, slots=True)
-class Arrived:
+class Arrived(msgspec.Struct, frozen=True):
     """The gateway submits a request, whose id no live one has. Answered by Refuse at once, or by Emits up to one with
     `finish`."""
 
     submission: Submission
 
 
-@dataclass(frozen=True, slots=True)
-class Knocked:
+class Knocked(msgspec.Struct, frozen=True):
     """A request of that tenant and priority has arrived, and its prompt is not tokenized yet. Answered by Refuse if it
     would not be admitted whatever its prompt is, else by nothing.
     """
@@ -36,8 +35,7 @@ class Knocked:
     priority: int
 
 
-@dataclass(frozen=True, slots=True)
-class Completed:
+class Completed(msgspec.Struct, frozen=True):
     """A stop string ended the answer at its `num_output_tokens`-th token. No Emit follows. It may come when the request
     has ended: its reader is behind.
     """
@@ -46,15 +44,13 @@ class Completed:
     num_output_tokens: int
 
 
-@dataclass(frozen=True, slots=True)
-class Abandoned:
+class Abandoned(msgspec.Struct, frozen=True):
     """The client has left."""
 
     request_id: str
 
 
-@dataclass(frozen=True, slots=True)
-class Cancelled:
+class Cancelled(msgspec.Struct, frozen=True):
     """The tenant of this name wants this request of its own to end. Answered by Refuse (UnknownRequest) if the tenant
     has none with this id. Does nothing if the request has ended.
     """
@@ -63,23 +59,20 @@ class Cancelled:
     tenant: str
 
 
-@dataclass(frozen=True, slots=True)
-class Cut:
+class Cut(msgspec.Struct, frozen=True):
     """The gateway gives the request up for the reason `error`. The request counts as failed."""
 
     request_id: str
     error: RequestError
 
 
-@dataclass(frozen=True, slots=True)
-class Delivered:
+class Delivered(msgspec.Struct, frozen=True):
     """The first output went to the client's connection."""
 
     request_id: str
 
 
-@dataclass(frozen=True, slots=True)
-class FromWorker:
+class FromWorker(msgspec.Struct, frozen=True):
     """A message came over the connection of this worker process."""
 
     worker_id: str
@@ -87,8 +80,7 @@ class FromWorker:
     message: Message
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerLost:
+class WorkerLost(msgspec.Struct, frozen=True):
     """That worker process is dead or out of reach."""
 
     worker_id: str
@@ -96,16 +88,14 @@ class WorkerLost:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class PoolGivenUp:
+class PoolGivenUp(msgspec.Struct, frozen=True):
     """Nobody starts workers of this role any more. Until one joins from elsewhere, nothing can run."""
 
     role: Role
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class ChangeRole:
+class ChangeRole(msgspec.Struct, frozen=True):
     """That worker is to have `role`. What runs there has `wait_s` to end, then it is handed on to others. Answered by
     Agree or Decline, with `ticket`; so are the two events that follow.
     """
@@ -116,8 +106,7 @@ class ChangeRole:
     wait_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class DrainWorker:
+class DrainWorker(msgspec.Struct, frozen=True):
     """That worker is to end. `wait_s` is as in ChangeRole."""
 
     ticket: str
@@ -125,8 +114,7 @@ class DrainWorker:
     wait_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class SetPools:
+class SetPools(msgspec.Struct, frozen=True):
     """There are to be so many prefill and decode workers, each 1 or more (None: as many as now). `kept` are those that
     a scaler keeps running, by id, whether they have joined yet or not; `why_no_start` says why none can be started
     (empty: they can).
@@ -140,18 +128,15 @@ class SetPools:
     why_no_start: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Tick:
+class Tick(msgspec.Struct, frozen=True):
     """Time has passed. Comes at least every 100 ms."""
 
 
-@dataclass(frozen=True, slots=True)
-class Drain:
+class Drain(msgspec.Struct, frozen=True):
     """Admit nothing more; finish what there is."""
 
 
-@dataclass(frozen=True, slots=True)
-class Shutdown:
+class Shutdown(msgspec.Struct, frozen=True):
     """Time out whatever is left and stop all workers."""
 
 
@@ -177,8 +162,7 @@ Event = (
 # ── commands ────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-@dataclass(frozen=True, slots=True)
-class Send:
+class Send(msgspec.Struct, frozen=True):
     """Send to a worker process. If it cannot be reached, WorkerLost must follow."""
 
     worker_id: str
@@ -186,8 +170,7 @@ class Send:
     message: Message
 
 
-@dataclass(frozen=True, slots=True)
-class EndProcess:
+class EndProcess(msgspec.Struct, frozen=True):
     """That worker counts as lost without having left. If its process is ours, it must be dead before the commands
     that follow: one that is only frozen could still write into KV blocks that others are given.
     """
@@ -196,16 +179,14 @@ class EndProcess:
     pid: int
 
 
-@dataclass(frozen=True, slots=True)
-class Emit:
+class Emit(msgspec.Struct, frozen=True):
     """The next output of a request; after one with `finish` nothing more comes."""
 
     request_id: str
     output: Output
 
 
-@dataclass(frozen=True, slots=True)
-class EmitRun:
+class EmitRun(msgspec.Struct, frozen=True):
     """What one Emit of `token_id` at each of `times` would have said, with indices from `first_index` on: from workers
     that decode in lockstep (`LockstepTokens`), told when the run ends. Before any other output of the request."""
 
@@ -216,47 +197,41 @@ class EmitRun:
     times: array[float]
 
 
-@dataclass(frozen=True, slots=True)
-class Refuse:
+class Refuse(msgspec.Struct, frozen=True):
     """The answer no: the request that has just arrived is not admitted, or the one to be cancelled is not known."""
 
     request_id: str
     error: RequestError
 
 
-@dataclass(frozen=True, slots=True)
-class Agree:
+class Agree(msgspec.Struct, frozen=True):
     """What the operator asked for is being done: these changes, perhaps none."""
 
     ticket: str
     changes: tuple[PoolChange, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Decline:
+class Decline(msgspec.Struct, frozen=True):
     """It is not done, and nothing of it: why."""
 
     ticket: str
     error: RequestError
 
 
-@dataclass(frozen=True, slots=True)
-class StartWorker:
+class StartWorker(msgspec.Struct, frozen=True):
     """Start one more worker of that role."""
 
     role: Role
 
 
-@dataclass(frozen=True, slots=True)
-class Reassign:
+class Reassign(msgspec.Struct, frozen=True):
     """Should that worker have to be started again, then with this role."""
 
     worker_id: str
     role: Role
 
 
-@dataclass(frozen=True, slots=True)
-class Retire:
+class Retire(msgspec.Struct, frozen=True):
     """That worker, of this role, is not to be started again. It holds nothing, and has been told to end, if it has ever
     joined."""
 
@@ -264,15 +239,13 @@ class Retire:
     role: Role
 
 
-@dataclass(frozen=True, slots=True)
-class Record:
+class Record(msgspec.Struct, frozen=True):
     """Write this into the record of requests."""
 
     ended: EndedRequest
 
 
-@dataclass(frozen=True, slots=True)
-class Note:
+class Note(msgspec.Struct, frozen=True):
     """A line for the log. `is_fault`: something that should not happen did."""
 
     text: str
