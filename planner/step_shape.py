@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import NamedTuple
 
-from twinpool.engine.batch import SequenceSlice
-
 
 class StepShape(NamedTuple):
     """Sums over the slices of a step. A slice of one token whose prompt is computed is a *sequence*, else a *chunk*.
@@ -46,10 +44,3 @@ def of_chunk(num_new: int, num_cached: int = 0) -> StepShape:
 def together(*shapes: StepShape) -> StepShape:
     """One step of all that these steps have."""
     return StepShape(*map(sum, zip(*shapes, strict=True)))
-
-
-def of_slices(slices: Collection[SequenceSlice], generating: Collection[object]) -> StepShape:
-    """The shape of a step's slices; those whose keys are in `generating` are sequences."""
-    lengths = [piece.end for piece in slices if piece.key in generating]
-    chunks = [of_chunk(len(s.token_ids), s.start) for s in slices if s.key not in generating]
-    return together(of_sequences(lengths), *chunks)

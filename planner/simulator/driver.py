@@ -18,6 +18,7 @@ from twinpool.bench.serving.datasets.shapes import Shape
 from twinpool.bench.serving.record import Ending
 from twinpool.config import Role, require
 from twinpool.coordinator import events
+from twinpool.coordinator.routing import CHUNK_TOKENS, MAX_CHUNKS
 from twinpool.coordinator.service import Output, Submission
 from twinpool.coordinator.state import CoordinatorCore
 from twinpool.errors import ConfigError, InvariantViolation, RequestError
@@ -30,9 +31,6 @@ from twinpool.planner.simulator.outcomes import Outcome, Simulation
 from twinpool.planner.simulator.prefixes import Prefixes
 from twinpool.request import FinishReason, SamplingParams
 
-PREFIX_CHUNK = 64
-MAX_PREFIX_CHUNKS = 256
-"""As the router looks at prompts (`coordinator/routing.py`)."""
 LAST_ARRIVAL_S = 1e8
 """Three years. Times much later have no fractions of a microsecond left in a float."""
 MANY_BLOCKS = 1 << 20
@@ -99,11 +97,11 @@ class Driver:
         _check(requests, num_clients, max_concurrency)
         self.deployment = deployment
         self.agenda = Agenda()
-        chunks = Prefixes(requests, PREFIX_CHUNK)
+        chunks = Prefixes(requests, CHUNK_TOKENS)  # as the router looks at prompts
         self.core = CoordinatorCore(
             deployment.coordinator,
             (),
-            lambda submission: chunks.names(int(submission.request_id))[:MAX_PREFIX_CHUNKS],
+            lambda submission: chunks.names(int(submission.request_id))[:MAX_CHUNKS],
         )
         self._control = Control(self.core, self.agenda, self)
         blocks = Prefixes(requests, deployment.layout.block_size)

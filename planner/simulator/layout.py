@@ -11,8 +11,8 @@ from twinpool.errors import ConfigError
 _DEGREE = r"(?:\(?TP([0-9]+)\)?)?"
 _SPLIT = re.compile(rf"([0-9]+)P{_DEGREE}([0-9]+)D{_DEGREE}", re.IGNORECASE)
 _COLOCATED = re.compile(rf"([0-9]+)\s*x?\s*(?:colocated|C)\s*{_DEGREE}", re.IGNORECASE)
-MOST_WORKERS = 10_000
-"""Of each role: one takes about 1 MB of memory."""
+MOST_SIMULATED_WORKERS = 10_000
+"""Of each role: one takes about 1 MB of memory. A server has fewer (`config.MOST_WORKERS`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +33,9 @@ def parse_layout(text: str) -> tuple[Part, ...]:
     elif (found := _COLOCATED.fullmatch(text.strip())) is not None:
         count, tp = (int(part or 1) for part in found.groups())
         parts = (Part(Role.COLOCATED, count, tp),)
-    if not parts or any(not 1 <= part.num_workers <= MOST_WORKERS or part.tp < 1 for part in parts):
+    if not parts or any(not 1 <= part.num_workers <= MOST_SIMULATED_WORKERS or part.tp < 1 for part in parts):
         raise ConfigError(
-            f"--layout is {text!r}; allowed: 1 to {MOST_WORKERS:,} workers of a role, on 1 or more devices each, like "
-            "1P1D, 2P3D, 2P(TP2)4D(TP4), 4xcolocated, 4xcolocated(TP2)"
+            f"--layout is {text!r}; allowed: 1 to {MOST_SIMULATED_WORKERS:,} workers of a role, on 1 or more devices "
+            "each, like 1P1D, 2P3D, 2P(TP2)4D(TP4), 4xcolocated, 4xcolocated(TP2)"
         )
     return parts

@@ -49,7 +49,7 @@ def main() -> None:
     args = parser.parse_args()
     deployment = large_deployment(args.layout, args.model)
     shapes = requests(DatasetName(args.dataset), args.num_requests, args.rate, deployment.max_model_len)
-    before_mb = _peak_mb()
+    before_mib = _peak_mib()
     began_at = time.perf_counter()
     found = simulate(deployment, shapes, is_step_by_step=args.step_by_step)
     took_s = time.perf_counter() - began_at
@@ -64,7 +64,7 @@ def main() -> None:
         f"{found.num_events:,} events, {num_steps:,} steps, {mean_batch:.1f} sequences in one that decodes, "
         f"{found.duration_s:.1f} s of virtual time"
     )
-    print(f"peak memory {_peak_mb():.0f} MiB, {before_mb:.0f} before the run")
+    print(f"peak memory {_peak_mib():.0f} MiB, {before_mib:.0f} before the run")
     print(f"digest {digest(found.outcomes)}")
 
 
@@ -100,7 +100,7 @@ def digest(outcomes: Iterable[Outcome]) -> str:
     return found.hexdigest()[:16]
 
 
-def _peak_mb() -> float:
+def _peak_mib() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / MIB
 
 
