@@ -32,6 +32,8 @@ from twinpool.planner.profile.fitted_times import FittedTimes
 from twinpool.planner.profile.measure import ProfileSettings, Profiling
 from twinpool.planner.profile.served import prompts_as
 
+FIRST_ROUNDS = 2
+"""Of all steps of each profile, before the first load: rates are made of these."""
 SLICE_S = 1.5
 """Of a profile, before a load and after it."""
 _WARM_UPS = 3
@@ -99,7 +101,7 @@ def measure_all(folder: Folder, wanted: Wanted, say: Say) -> None:
             for threads in sorted({layout.threads(num_cores) for layout in LAYOUTS})
         }
         for profiling in profilings.values():
-            profiling.measure_each_once()
+            profiling.measure_rounds(FIRST_ROUNDS)
             profiling.measure_around()
         if facts is None:
             yardstick = Yardstick.of(FittedTimes(next(iter(profilings.values())).profile()))

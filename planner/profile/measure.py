@@ -188,10 +188,10 @@ class Profiling:
                 return self._sampler.go_on(self._plan.most_s, self._plan.least_rounds, self._say)
             return self._sampler.go_on(seconds)
 
-    def measure_each_once(self) -> None:
-        """One round of all steps."""
+    def measure_rounds(self, number: int) -> None:
+        """So many rounds of all steps."""
         with self._watch.watching():
-            self._sampler.go_on(0.0, 1, self._say)
+            self._sampler.go_on(0.0, number, self._say)
 
     def release(self) -> None:
         """Ends the engines, whose memory a server may need: no more steps are measured."""

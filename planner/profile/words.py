@@ -68,4 +68,6 @@ def residual_table(profile: Profile) -> Table:
 
 
 def _ms(seconds: float) -> str:
+    if seconds < 1e-6:
+        return "< 0.001"
     return f"{1e3 * seconds:.3f}" if seconds < 1e-3 else f"{1e3 * seconds:.2f}"
