@@ -314,6 +314,12 @@ def test_answers_of_one_token_take_no_place_in_flight() -> None:
     assert starts_s == pytest.approx([long.times[-1]] * 4, abs=1e-5)
 
 
+@pytest.mark.parametrize("deployment", [split(1, 1, PREFILL, DECODE), colocated(1, BOTH)], ids=("1P1D", "1C"))
+def test_steps_in_which_nothing_happens_are_no_events(deployment: Deployment) -> None:
+    found = simulate(deployment, requests_at([0.0, 0.01, 0.02], 60, 900))
+    assert found.num_events < sum(worker.num_steps for worker in found.workers) / 2
+
+
 def test_a_long_pause_costs_nothing_and_changes_nothing() -> None:
     shapes = requests_at([0.0, 86_400.0], 64, 10)
     found = simulate(split(1, 1, PREFILL, DECODE), shapes)
