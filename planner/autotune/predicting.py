@@ -11,25 +11,20 @@ from dataclasses import dataclass, field
 
 from twinpool.bench.serving.datasets.shapes import Shape, own, shared_prefix
 from twinpool.bench.serving.slo import Slo
-from twinpool.planner.autotune.window import PREFIX_CHUNK
+from twinpool.coordinator.routing import CHUNK_TOKENS
 from twinpool.planner.autotune.words import Figures, Forecast, PastTraffic, Prediction, Sizes, Split
 from twinpool.planner.plan.bounds import bound
 from twinpool.planner.plan.experiments import Laboratory, Point, Setting, Simulate
 from twinpool.planner.plan.layouts import Fleet, Layout
 from twinpool.planner.plan.rates import grid_rate, interval_of, nearest_place
+from twinpool.planner.plan.search import MOST_TRIED, NEARLY
+from twinpool.planner.plan.study import FIRST_RATIO, ROUGH_WIDTH
 from twinpool.planner.plan.traffic import Lengths, Traffic, lengths_of, traffic_of
 
 REPLICATIONS = 3
 CONFIDENCE = 0.9
 LEAST_STRETCH, MOST_STRETCH = 60, 160
 """Requests of a stretch."""
-ROUGH_WIDTH = 3
-"""Grid places: about 9 %, between which a rate is interpolated."""
-_FIRST_RATIO = 0.8
-"""Of the bound: where the first search begins."""
-_NEARLY = 0.97
-"""Of the best rate: who does not serve that is worse."""
-_MOST_TRIED = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +40,10 @@ def shapes_of(traffic: PastTraffic, max_model_len: int) -> list[Shape]:
     shapes = []
     for number, each in enumerate(traffic.requests):
         pieces = (
-            *(shared_prefix(chunk, PREFIX_CHUNK) for chunk in each.prefix),
+            *(shared_prefix(chunk, CHUNK_TOKENS) for chunk in each.prefix),
             own(number, each.own_tokens),
         )
-        room = max_model_len - PREFIX_CHUNK * len(each.prefix) - each.own_tokens
+        room = max_model_len - CHUNK_TOKENS * len(each.prefix) - each.own_tokens
         shapes.append(Shape(pieces, max(1, min(each.output_tokens, room)), each.at_s))
     return shapes
 
@@ -133,7 +128,7 @@ class _Search:
         layouts = list(self.fleet.splits(size))
         for layout in layouts:
             self.bounds[layout] = bound(self.fleet, layout, self.lengths, self.aim.slo).rate_per_s
-        tried = sorted(layouts, key=lambda each: (-self.bounds[each], each))[:_MOST_TRIED]
+        tried = sorted(layouts, key=lambda each: (-self.bounds[each], each))[:MOST_TRIED]
         best = present or tried[0]
         self._search(best)
         for layout in tried:
@@ -144,7 +139,7 @@ class _Search:
 
     def _may_be_better(self, layout: Layout, best: Layout) -> bool:
         """Whether it serves nearly what the best one does: then its rate is worth a search."""
-        hurdle = _NEARLY * self.rough[best]
+        hurdle = NEARLY * self.rough[best]
         if layout in self.rough or self.bounds[layout] <= hurdle:
             return False
         return not hurdle or self._holds(layout, hurdle)
@@ -156,7 +151,7 @@ class _Search:
     def _search(self, layout: Layout) -> None:
         most = self.bounds[layout]
         known = [rate / self.bounds[each] for each, rate in self.rough.items() if rate > 0]
-        ratio = min(1.0, known[-1]) if known else _FIRST_RATIO
+        ratio = min(1.0, known[-1]) if known else FIRST_RATIO
         self.rough[layout] = self._rate(layout, 0, most * ratio)
 
     def _rate(self, layout: Layout, replication: int, start: float) -> float:

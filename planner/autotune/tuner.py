@@ -180,35 +180,34 @@ class PoolTuner:
             log.exception("a bug in Twinpool: the pools are not tuned any more; serving goes on")
 
     def _feed(self, event: Event, now: float) -> None:
-        if self._core is None or not self._is_tuning:
+        server = self._server
+        if self._core is None or server is None or not self._is_tuning:
             return
         for command in self._core.handle(event, now):
             match command:
                 case words.Predict():
-                    self._predicting = asyncio.create_task(self._predict(command))
+                    self._predicting = asyncio.create_task(self._predict(server, command))
                 case words.ChangePools(wanted):
-                    self._change(wanted, now)
+                    self._change(server, wanted, now)
                 case words.Write(line):
                     if self._log is not None:
                         self._log.put(line)
                 case words.Note(text, is_fault):
                     log.log(logging.WARNING if is_fault else logging.INFO, "%s", text)
 
-    def _change(self, wanted: Split, now: float) -> None:
-        assert self._server is not None
+    def _change(self, server: TunedServer, wanted: Split, now: float) -> None:
         try:
-            self._server.pool_desk.set_pools(wanted.prefill, wanted.decode, WAIT_S)
+            server.pool_desk.set_pools(wanted.prefill, wanted.decode, WAIT_S)
         except RequestError as error:
             self._feed(words.NotChanged(error.message), now)
 
-    async def _predict(self, command: words.Predict) -> None:
-        assert self._server is not None
+    async def _predict(self, server: TunedServer, command: words.Predict) -> None:
         with self._until_a_bug():
-            answer = await self._answer(self._server, command)
+            answer = await self._answer(server, command)
             if answer.prediction is None:
-                self._feed(words.Unpredicted(command.ticket, answer.reason), self._server.now())
+                self._feed(words.Unpredicted(command.ticket, answer.reason), server.now())
             else:
-                self._feed(words.Predicted(command.ticket, answer.prediction), self._server.now())
+                self._feed(words.Predicted(command.ticket, answer.prediction), server.now())
 
     def _sizes(self) -> Sizes | None:
         bounds = self._settings.workers

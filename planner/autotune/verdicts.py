@@ -77,7 +77,7 @@ def verdict_on(prediction: Prediction, given: Circumstances) -> Verdict:
         why_not = _why_not_better(stay, change, given)
         if not why_not:
             why = f"the gain is above {given.margin_in_words}, and the intervals do not overlap"
-            return _permitted(change, why, given, idle_share=IDLE_SHARE * stay.capacity_per_s)
+            return _permitted(change, why, given, idle_below_per_s=IDLE_SHARE * stay.capacity_per_s)
     else:
         why_not = "no other pools of as many workers serve more"
     is_smaller = resize is not None and resize.split.size < stay.split.size
@@ -104,10 +104,10 @@ def _why_not_better(stay: Forecast, change: Forecast, given: Circumstances) -> s
     return ""
 
 
-def _permitted(change: Forecast, why: str, given: Circumstances, idle_share: float = 0.0) -> Verdict:
-    """It is worth while: whether it is done, too. Below a rate of `idle_share` no client would gain."""
-    if (rate := given.traffic.rate_per_s) < idle_share:
-        used = IDLE_SHARE * rate / idle_share
+def _permitted(change: Forecast, why: str, given: Circumstances, idle_below_per_s: float = 0.0) -> Verdict:
+    """It is worth while: whether it is done, too. Below a rate of `idle_below_per_s` no client would gain."""
+    if (rate := given.traffic.rate_per_s) < idle_below_per_s:
+        used = IDLE_SHARE * rate / idle_below_per_s
         why_not = f"only {used:.0%} of the capacity is used: no client would gain"
     elif given.settings.mode is not Mode.ACT:
         why_not = "the mode is advise"

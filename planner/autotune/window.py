@@ -9,10 +9,9 @@ from typing import NamedTuple
 
 from twinpool.bench.serving.distributions import percentile
 from twinpool.bench.serving.slo import Slo
+from twinpool.coordinator.routing import CHUNK_TOKENS
 from twinpool.planner.autotune.words import Arrived, Ended, Figures, PastRequest, PastTraffic, Withdrawn
 
-PREFIX_CHUNK = 64
-"""Tokens that a hash of `Arrived.prefix` stands for."""
 MOST_REQUESTS = 4096
 MOST_PREDICTED = 1024
 """Requests of which a prediction is made, the latest: more say little more of the traffic."""
@@ -78,9 +77,8 @@ class Window:
             arrival = _Arrival(now, before.num_prompt_tokens, before.prefix)
             self._arrivals.append(arrival)
             self._forget(now)
-        if (
-            event.is_completed
-        ):  # of one that was refused or failed nobody knows how long its answer would have been
+        # Of one that was refused or failed nobody knows how long its answer would have been.
+        if event.is_completed:
             arrival.num_output_tokens = event.num_output_tokens
         arrival.ended = event
 
@@ -114,7 +112,7 @@ class Window:
                 PastRequest(
                     each.at - found[0].at,
                     shared,
-                    max(1, each.num_prompt_tokens - PREFIX_CHUNK * len(shared)),
+                    max(1, each.num_prompt_tokens - CHUNK_TOKENS * len(shared)),
                     lengths[number % len(lengths)] if output is None else output,
                 )
             )

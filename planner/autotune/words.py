@@ -35,7 +35,7 @@ class Sizes(msgspec.Struct, frozen=True):
 
 class PastRequest(msgspec.Struct, frozen=True, array_like=True):
     """A request as lengths: `at_s` counts from the first one's arrival, equal `prefix` beginnings are equal prompts'
-    beginnings (hashes of chunks of `PREFIX_CHUNK` tokens), `own_tokens` follow them."""
+    beginnings (`coordinator.routing.prefix_chain`), `own_tokens` follow them."""
 
     at_s: float
     prefix: tuple[int, ...]

@@ -13,9 +13,9 @@ from enum import StrEnum
 from twinpool.planner.plan.layouts import Layout
 from twinpool.planner.plan.study import Pruned, Study, Why
 
-_MOST_TRIED = 8
+MOST_TRIED = 8
 """Layouts of one kind and size, beside those that are climbed to."""
-_NEARLY = 0.97
+NEARLY = 0.97
 """Of the best rate: who does not serve that by a short stretch is worse."""
 _WORTH_A_LOOK, _MOST_LOOKS = 0.9, 4
 """Of the highest bound: layouts with one above that are looked at, some of them, before one is searched."""
@@ -103,7 +103,7 @@ class Search:
         """Whether a colocated layout does, or one of the splits with the highest bounds."""
         able = [each for each in self.study.layouts(size) if self.study.bound(each).rate_per_s >= wanted]
         splits = [layout for layout in able if layout.is_split][:_MOST_PROBED]
-        colocated = [layout for layout in able if not layout.is_split][:_MOST_TRIED]
+        colocated = [layout for layout in able if not layout.is_split][:MOST_TRIED]
         return any(self.study.holds(layout, wanted) for layout in (*splits, *colocated))
 
     # ── which of so many ────────────────────────────────────────────────────────────────────────────────────
@@ -113,7 +113,7 @@ class Search:
         found = self.study.layouts(size)
         for kind in (True, False):
             ranked = [layout for layout in found if layout.is_split is kind]
-            for layout in self._promising_first(ranked[:_MOST_TRIED]):
+            for layout in self._promising_first(ranked[:MOST_TRIED]):
                 self._try(layout, ranked)
             self._climb(ranked)
             for layout in ranked:
@@ -164,7 +164,7 @@ class Search:
     def _hurdle(self, ranked: Sequence[Layout]) -> float | None:
         """What a layout must serve to be searched; None as long as none serves anything."""
         best = self.study.best(ranked)
-        return None if best is None else _NEARLY * (self.study.rate(best) or 0.0)
+        return None if best is None else NEARLY * (self.study.rate(best) or 0.0)
 
     def _holds_when_idle(self, layout: Layout) -> bool:
         """Whether it does where hardly any request meets another one: to be asked where others do not."""

@@ -29,7 +29,7 @@ _ROUGH_SHARE = 0.5
 _RESIDENCES, _TTFTS = 3.0, 6.0
 """A stretch should last for so many times of a request's stay, and of the TTFT objective: batches must fill, and queues
 that grow slowly must have the time to become too long. One too short makes rates too high, at most up to the bound."""
-_FIRST_RATIO = 0.8
+FIRST_RATIO = 0.8
 """What is simulated over what is bounded, before anything was simulated."""
 
 
@@ -195,7 +195,7 @@ class Study:
             if other.is_split is layout.is_split and rate > 0 and self.bound(other).limit is own.limit
         }
         if not known:
-            return _FIRST_RATIO * own.rate_per_s
+            return FIRST_RATIO * own.rate_per_s
         nearest = min(known, key=lambda other: (abs(self.bound(other).rate_per_s - own.rate_per_s), other))
         return own.rate_per_s * min(1.0, known[nearest] / self.bound(nearest).rate_per_s)
 

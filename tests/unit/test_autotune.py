@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 from support.tuned import COOL_DOWN_S, SLO, WINDOW_S, World, forecast, world
 
+from twinpool.coordinator.routing import CHUNK_TOKENS
 from twinpool.errors import ConfigError
 from twinpool.planner.autotune.caution import MOST_DOUBLINGS, Caution
 from twinpool.planner.autotune.regrets import Regrets, errors_of
 from twinpool.planner.autotune.settings import AutotuneSettings, Mode, WorkerBounds
-from twinpool.planner.autotune.window import ENOUGH_REQUESTS, LEAST_REQUESTS, PREFIX_CHUNK, Window
+from twinpool.planner.autotune.window import ENOUGH_REQUESTS, LEAST_REQUESTS, Window
 from twinpool.planner.autotune.words import (
     Action,
     Arrived,
@@ -409,7 +410,7 @@ def test_what_prompts_share_is_kept_and_what_they_do_not_is_a_length() -> None:
     traffic = window.traffic(10.0)
     assert traffic is not None
     assert {each.prefix for each in traffic.requests} == {(77,)}
-    assert {each.own_tokens for each in traffic.requests} == {200 - PREFIX_CHUNK}
+    assert {each.own_tokens for each in traffic.requests} == {200 - CHUNK_TOKENS}
     assert traffic.mean_input == 200
 
 
