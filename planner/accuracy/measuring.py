@@ -27,7 +27,7 @@ from twinpool.engine.tokenizer import Tokenizer
 from twinpool.errors import ConfigError
 from twinpool.planner.accuracy.folder import Facts, Folder
 from twinpool.planner.accuracy.layouts import BLOCK_SIZE, KV_TOKENS, LAYOUTS, Layout
-from twinpool.planner.accuracy.loads import Load, Yardstick, loads_of, planned
+from twinpool.planner.accuracy.loads import SHARES, WORKLOADS, Load, Yardstick, loads_of, planned
 from twinpool.planner.profile.fitted_times import FittedTimes
 from twinpool.planner.profile.measure import ProfileSettings, Profiling
 from twinpool.planner.profile.served import prompts_as
@@ -69,20 +69,29 @@ def measure_all(folder: Folder, wanted: Wanted, say: Say) -> None:
     """Fills the folder with what it lacks.
 
     Raises:
-        ConfigError: something else is being measured into the folder, or it has everything. As profiles and stands do.
+        ConfigError: something else is being measured into the folder, or elsewhere, or it has everything, or no run is
+            called like `only`. As profiles and stands do.
         ModelError, TransferError, ServerFault: as profiles and stands do.
     """
+    names = [f"{layout.name}, {load}, {rate}" for layout in LAYOUTS for load in WORKLOADS for rate in SHARES]
+    if not any(wanted.only in name for name in names):
+        raise ConfigError(f"--only is {wanted.only!r}, which is in none of: {'; '.join(names)}")
     folder.make()
+    num_cores, cpu = len(usable_cores()), processor().name
     facts = _begun(folder, wanted)
     if facts is not None and not _missing(folder, facts, wanted.only):
         raise ConfigError(
             f"--measure is {str(folder.path)!r}, which has all runs: remove it to measure anew, or leave --measure out"
         )
+    if facts is not None and (facts.num_cores, facts.cpu) != (num_cores, cpu):
+        raise ConfigError(
+            f"--measure is {str(folder.path)!r}, begun on {facts.num_cores} cores of {facts.cpu}; here are {num_cores} "
+            f"of {cpu}: go on there, or name another folder"
+        )
     model = resolve(wanted.asked)
     tokenizer = Tokenizer.from_dir(model.path).backend
     tokenizer.no_truncation()
     tokenizer.no_padding()
-    num_cores = len(usable_cores())
     with ExitStack() as stack:
         profilings = {
             threads: stack.enter_context(
@@ -108,7 +117,7 @@ def measure_all(folder: Folder, wanted: Wanted, say: Say) -> None:
             facts = Facts(
                 model=model.name, asked=wanted.asked, seconds=wanted.seconds, seed=wanted.seed,
                 repetitions=wanted.repetitions, prompt_token_s=yardstick.prompt_token_s,
-                stream_token_s=yardstick.stream_token_s, num_cores=num_cores, cpu=processor().name,
+                stream_token_s=yardstick.stream_token_s, num_cores=num_cores, cpu=cpu,
                 started_at=datetime.now(UTC).isoformat(timespec="seconds"), command=wanted.command,
             )  # fmt: skip
             folder.save_facts(facts)

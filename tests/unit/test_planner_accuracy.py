@@ -140,6 +140,11 @@ def test_measuring_goes_on_only_with_what_it_began_with(tmp_path: Path) -> None:
         measure_all(folder, wanted, print)
     with pytest.raises(ConfigError, match=r"runs are of seconds 5\.0, not 6\.0"):
         measure_all(folder, dataclasses.replace(wanted, seconds=6.0), print)
+    with pytest.raises(ConfigError, match=r"--only is 'soup', which is in none of: 1P1D, chat, low;"):
+        measure_all(folder, dataclasses.replace(wanted, only="soup"), print)
+    next(folder.path.glob("run-*")).unlink()
+    with pytest.raises(ConfigError, match="begun on 2 cores of A processor"):
+        measure_all(folder, wanted, print)
 
 
 def test_a_run_is_predicted_at_the_pace_of_the_steps_around_it() -> None:
