@@ -77,11 +77,9 @@ def bound(fleet: Fleet, layout: Layout, lengths: Lengths, slo: Slo) -> Bound:
 def accelerator_seconds(fleet: Fleet, layout: Layout, lengths: Lengths, slo: Slo) -> tuple[float, float]:
     """What a request takes of accelerators in prefill and in decode where steps are as full as they may be: how the
     cost of colocated workers is shared out."""
-    kind = fleet.kinds[layout.decode_tp]
-    decode = _decode(kind, 1, fleet.decode, lengths, slo)
-    prefill = _prefill(fleet.kinds[layout.prefill_tp if layout.is_split else layout.decode_tp].times, 1,
-                       fleet.prefill, lengths)  # fmt: skip
     prefill_tp = layout.prefill_tp if layout.is_split else layout.decode_tp
+    prefill = _prefill(fleet.kinds[prefill_tp].times, 1, fleet.prefill, lengths)
+    decode = _decode(fleet.kinds[layout.decode_tp], 1, fleet.decode, lengths, slo)
     return prefill_tp / prefill.rate_per_s, layout.decode_tp / decode.rate_per_s if decode.rate_per_s else 0.0
 
 
@@ -89,11 +87,10 @@ def ttft_floors_s(
     step_s: StepTime, overheads: Overheads, token_budget: int, prompts: Iterable[tuple[int, int]]
 ) -> list[float]:
     """TTFT of each prompt alone on an idle worker, of which so many tokens are new and so many cached, ascending."""
-    extra = overheads
     return sorted(
-        extra.request_s
-        + extra.prompt_token_s * (new + cached)
-        + extra.output_s
+        overheads.request_s
+        + overheads.prompt_token_s * (new + cached)
+        + overheads.output_s
         + _prompt_s(step_s, token_budget, new, cached)
         for new, cached in prompts
     )

@@ -10,14 +10,14 @@ from twinpool.bench.serving.datasets.shapes import Shape
 from twinpool.bench.serving.slo import Slo
 from twinpool.errors import ConfigError
 from twinpool.planner.plan.bounds import itl_floors_s, quantile_s, share_within, ttft_floors_s
-from twinpool.planner.plan.layouts import Fleet
+from twinpool.planner.plan.layouts import Fleet, accelerators
 from twinpool.planner.plan.traffic import new_tokens
 from twinpool.planner.times.service_times import Overheads
 
 _SAMPLES = 200
 _ALLOWANCE = 1.05
 """What an error proposes over the floor: at the floor itself no request could ever wait."""
-T = TypeVar("T")
+T = TypeVar("T", int, tuple[int, int])
 
 
 @dataclass(slots=True)
@@ -78,7 +78,7 @@ def refuse_impossible(floors: Floors, slo: Slo, attainment: float, budget: int) 
     if not degrees:
         fewest = min(floors.fleet.kinds)
         raise ConfigError(
-            f"--budget is {budget}, and one worker takes {_accelerators(fewest)} (its TP degree); say --budget "
+            f"--budget is {budget}, and one worker takes {accelerators(fewest)} (its TP degree); say --budget "
             f"{fewest} or more"
         )
     for name, bound_s, floors_s in (
@@ -96,17 +96,13 @@ def refuse_impossible(floors: Floors, slo: Slo, attainment: float, budget: int) 
             by = "its data sheet's roofline" if by_data_sheet else f"its service times ({times})"
             raise ConfigError(
                 f"--slo {name}={1e3 * bound_s:g}ms is below the floor: {attainment:.0%} of the requests take up to "
-                f"{1e3 * seconds:.4g} ms, each alone on an idle worker of {_accelerators(degree)}, by {by}; "
+                f"{1e3 * seconds:.4g} ms, each alone on an idle worker of {accelerators(degree)}, by {by}; "
                 f"allow {_ALLOWANCE * 1e3 * seconds:.3g} ms, or take a faster --gpu, more --tp or less --attainment"
             )
 
 
 def _some(values: Sequence[T]) -> list[T]:
     """At most `_SAMPLES`, evenly chosen by rank."""
-    ordered = sorted(values)  # type: ignore[type-var]
+    ordered = sorted(values)
     count = min(len(ordered), _SAMPLES)
     return [ordered[(2 * place + 1) * len(ordered) // (2 * count)] for place in range(count)]
-
-
-def _accelerators(count: int) -> str:
-    return "1 accelerator" if count == 1 else f"{count} accelerators"

@@ -127,5 +127,10 @@ class Fleet:
                     yield Layout(0, 0, num_accelerators // degree, 1, degree, budget)
 
 
+def accelerators(count: int) -> str:
+    """So many, in words."""
+    return "1 accelerator" if count == 1 else f"{count} accelerators"
+
+
 def _degree(degree: int) -> str:
     return f"(TP{degree})" if degree > 1 else ""

@@ -11,7 +11,7 @@ from twinpool.bench.reports.words import number, percent, signed_percent
 from twinpool.planner.plan.bounds import accelerator_seconds
 from twinpool.planner.plan.capacity import GIB
 from twinpool.planner.plan.cost import RequestWork, cost
-from twinpool.planner.plan.layouts import Layout
+from twinpool.planner.plan.layouts import Layout, accelerators
 from twinpool.planner.plan.planning import Planning
 from twinpool.planner.plan.result import (
     Case,
@@ -239,18 +239,14 @@ def _verdict(planning: Planning, layout: Layout) -> str:
         f"{layout.name} serves {number(rate)} requests/s with {question.attainment:.0%} within {question.slo}"
     )
     if wanted is None:
-        return f"{serves}: the most that was found with {_accelerators(count)}."
+        return f"{serves}: the most that was found with {accelerators(count)}."
     if rate >= wanted:
         headroom = signed_percent(rate / wanted - 1)
         fewest = ", the fewest that were found to serve it" if planning.search.finalists else ""
-        return f"{serves}; the traffic is {number(wanted)}: {headroom} headroom with {_accelerators(count)}{fewest}."
+        return f"{serves}; the traffic is {number(wanted)}: {headroom} headroom with {accelerators(count)}{fewest}."
     needed = math.ceil(count * wanted / rate) if rate else 0
     remedy = f"; some {needed} would (--budget {needed})" if needed else ""
-    return f"{serves}, and the traffic is {number(wanted)}: too much for {_accelerators(count)}{remedy}."
-
-
-def _accelerators(count: int) -> str:
-    return "1 accelerator" if count == 1 else f"{count} accelerators"
+    return f"{serves}, and the traffic is {number(wanted)}: too much for {accelerators(count)}{remedy}."
 
 
 def _without_comparison(planning: Planning, layout: Layout) -> str:
