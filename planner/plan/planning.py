@@ -70,7 +70,7 @@ class Planning:
                 self._fill()
         except KeyboardInterrupt:
             self.was_interrupted = True
-            self.search.recommended = study.best(study.sure) or study.best(study.rough)
+            self.search.recommended = self.search.best_known()
         self._hold_against_roofline()
 
     def _stress(self, layout: Layout) -> None:

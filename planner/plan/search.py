@@ -73,6 +73,15 @@ class Search:
             if self.sizes.get(size) is Verdict.SERVES:
                 self.sizes[size] = Verdict.SHORT
 
+    def best_known(self) -> Layout | None:
+        """Of those whose rates are known, however well: with the fewest accelerators that serve the traffic, or of all
+        if none does."""
+        study = self.study
+        wanted = study.question.traffic.rate_per_s
+        serving = [layout for layout in study.rough if wanted is not None and study.serves(layout, wanted)]
+        size = min((layout.num_accelerators for layout in serving), default=None)
+        return study.best(layout for layout in study.rough if size in (None, layout.num_accelerators))
+
     # ── how many accelerators ───────────────────────────────────────────────────────────────────────────────
 
     def _able(self, wanted: float) -> list[int]:

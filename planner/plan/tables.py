@@ -11,7 +11,8 @@ from twinpool.bench.reports.words import NONE, amount, bracketed, ends, number, 
 from twinpool.planner.plan.result import Case, Plan, Planned
 
 _MOST_LAYOUTS = 10
-_WIDTH = 110
+WIDTH = 110
+"""Characters of a line, if the terminal has as many."""
 
 
 def layout_table(plan: Plan, most: int | None = _MOST_LAYOUTS) -> Table:
@@ -144,15 +145,11 @@ def cost_table(plan: Plan) -> Table:
 
 
 def _money(value: float) -> str:
-    return (
-        "$0"
-        if value == 0
-        else f"${value:,.2f}"
-        if value >= 1
-        else f"${value:.3g}"
-        if value >= 1e-4
-        else f"${value:.3e}"
-    )
+    if value == 0:
+        return "$0"
+    if value >= 1:
+        return f"${value:,.2f}"
+    return f"${value:.3g}" if value >= 1e-4 else f"${value:.3e}"
 
 
 def all_tables(plan: Plan, most_layouts: int | None = _MOST_LAYOUTS) -> list[Table]:
@@ -167,41 +164,60 @@ def all_tables(plan: Plan, most_layouts: int | None = _MOST_LAYOUTS) -> list[Tab
     return [table for table in tables if table.rows]
 
 
-def printed(plan: Plan) -> str:
-    """What the terminal shows: sentences first, then tables."""
-    return "\n".join(_lines(plan))
+def printed(plan: Plan, width: int = WIDTH) -> str:
+    """What a terminal of `width` columns shows: sentences first, then tables."""
+    return "\n".join(_lines(plan, width))
 
 
-def _lines(plan: Plan) -> Iterator[str]:
+def _lines(plan: Plan, width: int) -> Iterator[str]:
     traffic = plan.traffic
     rate = "at any rate" if traffic.rate_per_s is None else f"{number(traffic.rate_per_s)} requests/s"
-    yield (
+    yield from wrap(
         f"{plan.model}, {traffic.name}: {rate}, {traffic.input_tokens:,.0f} tokens in "
-        f"({percent(traffic.reused_share)} reusable) and {traffic.output_tokens:,.0f} out on average"
+        f"({percent(traffic.reused_share)} reusable) and {traffic.output_tokens:,.0f} out on average",
+        width,
+        subsequent_indent="  ",
     )
     for warning in plan.warnings:
-        yield from wrap(f"warning: {warning}", _WIDTH, initial_indent="! ", subsequent_indent="  ")
+        yield from wrap(f"warning: {warning}", width, initial_indent="! ", subsequent_indent="  ")
     for finding in plan.findings:
-        yield from wrap(finding, _WIDTH, initial_indent="· ", subsequent_indent="  ")
+        yield from wrap(finding, width, initial_indent="· ", subsequent_indent="  ")
     for table in all_tables(plan):
         yield ""
         yield table.title
-        yield from _columns(table.columns, table.rows)
+        yield from _columns(table.columns, table.rows, width)
         if table.note:
-            yield from wrap(table.note, _WIDTH, initial_indent="  ", subsequent_indent="  ")
+            yield from wrap(table.note, width, initial_indent="  ", subsequent_indent="  ")
     yield ""
-    yield (
+    yield from wrap(
         f"{plan.num_simulations:,} simulations of {plan.num_simulated_requests:,} requests; seed {plan.seed}; "
-        f"{'; '.join(plan.times)}"
+        f"{'; '.join(plan.times)}",
+        width,
+        subsequent_indent="  ",
     )
 
 
-def _columns(names: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
+def _columns(names: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> Iterator[str]:
+    """Columns that do not fit come in a further part below, beside the first column again."""
     widths = [max(map(len, column)) for column in zip(names, *rows, strict=True)]
     is_left = [place == 0 or any(row[place][:1].isalpha() for row in rows) for place in range(len(names))]
-    for row in (names, *rows):
-        cells = (
-            cell.ljust(width) if left else cell.rjust(width)
-            for cell, width, left in zip(row, widths, is_left, strict=True)
-        )
-        yield ("  " + "  ".join(cells)).rstrip()
+    for part in _parts(widths, width):
+        if part[1] > 1:
+            yield ""
+        for row in (names, *rows):
+            cells = (
+                row[place].ljust(widths[place]) if is_left[place] else row[place].rjust(widths[place])
+                for place in part
+            )
+            yield ("  " + "  ".join(cells)).rstrip()
+
+
+def _parts(widths: Sequence[int], width: int) -> Iterator[list[int]]:
+    """Places of the columns that fit beside the first one, two blanks before each; one at least."""
+    part = [0]
+    for place in range(1, len(widths)):
+        if len(part) > 1 and sum(widths[each] + 2 for each in (*part, place)) > width:
+            yield part
+            part = [0]
+        part.append(place)
+    yield part

@@ -281,7 +281,11 @@ def test_the_page_has_the_map_with_its_best_cell_and_loads_nothing() -> None:
     assert not re.search(r"""(src|href)\s*=\s*["'](?!data:)""", shown)
     told = printed(plan)
     assert "★ 2P3D" in told
-    assert all(len(line) <= 150 for line in told.splitlines())
+    assert all(len(line) <= 110 for line in told.splitlines())
+    narrow = printed(plan, 80)
+    assert all(len(line) <= 80 for line in narrow.splitlines())
+    assert narrow.split() != told.split(), "the first column comes again"
+    assert set(narrow.split()) == set(told.split())
 
 
 def test_the_real_simulator_serves_with_two_prefill_workers_what_one_cannot() -> None:

@@ -156,6 +156,17 @@ def test_interrupted_it_tells_what_is_known() -> None:
         assert decode_plan(encode_plan(plan)) == plan
 
 
+def test_interrupted_among_replications_it_recommends_the_best_that_is_known() -> None:
+    """However few of the best one's replications were simulated, and of another one's more."""
+    for stops_after in range(8, 40):
+        simulate = Pretended(bottleneck(5.0, 3.0, 2.5), stops_after=stops_after)
+        plan = planned(simulate, rate=4.0)
+        known = {layout.name: layout.known_rate for layout in plan.layouts if layout.num_accelerators == 2}
+        if plan.was_interrupted and known.get("2 colocated (1,024)", 0.0) > 4.0:
+            assert plan.recommended is not None
+            assert known[plan.recommended] == max(known.values())
+
+
 def test_the_same_seed_is_the_same_plan_to_the_last_byte() -> None:
     one, other = (encode_plan(planned(Pretended(bottleneck(5.0, 3.0, 1.0), 0.1), seed=3)) for _ in range(2))
     assert one == other

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import sys
 import time
 from dataclasses import replace
@@ -180,9 +181,10 @@ def _check_report(file: Path | None) -> None:
 
 def _tell(args: argparse.Namespace, plan: Plan) -> None:
     from twinpool.planner.plan.result import encode_plan
-    from twinpool.planner.plan.tables import printed
+    from twinpool.planner.plan.tables import WIDTH, printed
 
-    print(encode_plan(plan).decode().rstrip() if args.json else printed(plan))
+    columns = shutil.get_terminal_size((WIDTH, 24)).columns
+    print(encode_plan(plan).decode().rstrip() if args.json else printed(plan, min(WIDTH, columns)))
     if args.report is not None:
         from twinpool.bench.reports.page import write_report
         from twinpool.planner.plan.report import plan_report
@@ -291,14 +293,13 @@ def _kinds(args: argparse.Namespace, found: Hardware) -> dict[int, WorkerKind]:
 
 def _floor(found: Hardware, degree: int) -> Roofline | None:
     """The data sheet's roofline under the times; None where there is no data sheet."""
-    from twinpool.planner.times.devices import DEVICES, Precision
-    from twinpool.planner.times.registry import device_of, roofline
+    from twinpool.planner.times.devices import DEVICES
+    from twinpool.planner.times.registry import device_of, precision_of, roofline
 
     device = device_of(found.spec)
     if device is None or device.name not in DEVICES:
         return None
-    measured = {"dynamo": Precision.FP8, "distserve": Precision.FP16}.get(found.spec.partition(":")[0])
-    precision = found.conditions.precision or measured
+    precision = precision_of(found.spec, found.conditions)
     return roofline(device.name, found.model, replace(found.conditions, tp=degree, precision=precision))
 
 
