@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import Any
 
 from twinpool.config import Role
 from twinpool.coordinator.registry import Registry
 from twinpool.coordinator.scaler import Scaler
-from twinpool.coordinator.worker import Worker
+from twinpool.coordinator.worker import Departure, Worker
 
-SERVES, DRAINS, CHANGES, STARTS, FAILED = "serves", "drains", "changes role", "starts", "failed"
+
+class WorkerState(StrEnum):
+    """What a worker is shown as."""
+
+    SERVES = "serves"
+    DRAINS = "drains"
+    CHANGES = "changes role"
+    STARTS = "starts"
+    FAILED = "failed"
 
 
 def pool_status(registry: Registry, scaler: Scaler | None, now: float) -> dict[str, Any]:
@@ -19,12 +28,17 @@ def pool_status(registry: Registry, scaler: Scaler | None, now: float) -> dict[s
     workers = [_worker(registry, worker, now) for worker in registry]
     if scaler is not None:
         workers += [
-            {"worker": worker_id, "role": role.value, "state": STARTS, "waits_for": scaler.waits_for()}
+            {
+                "worker": worker_id,
+                "role": role.value,
+                "state": WorkerState.STARTS.value,
+                "waits_for": scaler.waits_for(),
+            }
             for worker_id, role in scaler.workers().items()
             if worker_id not in joined
         ]
         workers += [
-            {"worker": worker_id, "state": FAILED, "reason": reason}
+            {"worker": worker_id, "state": WorkerState.FAILED.value, "reason": reason}
             for worker_id, reason in scaler.failed().items()
             if worker_id not in joined
         ]
@@ -43,7 +57,7 @@ def _worker(registry: Registry, worker: Worker, now: float) -> dict[str, Any]:
     told: dict[str, Any] = {
         "worker": worker.worker_id,
         "role": worker.role.value,
-        "state": SERVES if departure is None else DRAINS if departure.role is None else CHANGES,
+        "state": _state(departure).value,
         "since_s": round(now - worker.joined_at, 3),
         "heard_s": round(now - worker.seen_at, 3),
         "pid": worker.info.pid,
@@ -68,6 +82,12 @@ def _worker(registry: Registry, worker: Worker, now: float) -> dict[str, Any]:
     if worker.info.fixed_role:
         told["fixed_role"] = worker.info.fixed_role
     return told
+
+
+def _state(departure: Departure | None) -> WorkerState:
+    if departure is None:
+        return WorkerState.SERVES
+    return WorkerState.DRAINS if departure.role is None else WorkerState.CHANGES
 
 
 def _links(registry: Registry, worker: Worker) -> list[dict[str, Any]]:

@@ -50,12 +50,7 @@ class ScaleCommand:
             arguments = tuple(shlex.split(text))
         except ValueError as exc:
             raise ConfigError(f"{flag} is {text!r}, which is no command line: {exc}") from exc
-        require(
-            flag,
-            text,
-            bool(arguments),
-            f"a command, like {EXAMPLE!r}",
-        )
+        require(flag, text, bool(arguments), f"a command, like {EXAMPLE!r}")
         if shutil.which(arguments[0]) is None:
             raise ConfigError(
                 f"{flag} is {text!r}, and {arguments[0]!r} is no program that can be run; give its path, and make it "

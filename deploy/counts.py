@@ -14,6 +14,7 @@ from itertools import count
 from twinpool.config import Role
 from twinpool.coordinator.registry import OTHER_ROLE
 from twinpool.coordinator.scaler import Member
+from twinpool.errors import InvariantViolation
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,16 +100,19 @@ class Counts:
 
     def done(self) -> None:
         """It has been told."""
-        assert self.order is not None
-        self._told[self.order.role] = self.order.count
-        self._gone = {name: role for name, role in self._gone.items() if name not in self.order.gone}
-        self.order = None
+        order = self._take_order()
+        self._told[order.role] = order.count
+        self._gone = {name: role for name, role in self._gone.items() if name not in order.gone}
 
     def failed(self) -> None:
         """It could not be told: what is wanted of that role is what it was told before, so whoever still wants it
         otherwise says so again."""
-        assert self.order is not None
-        role = self.order.role
+        role = self._take_order().role
         self._wanted[role] = self._told.get(role, 0)
         self._gone = {name: left for name, left in self._gone.items() if left is not role}
-        self.order = None
+
+    def _take_order(self) -> Order:
+        order, self.order = self.order, None
+        if order is None:
+            raise InvariantViolation("the end of an order was told that was not given")
+        return order

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from twinpool.bench.serving.distributions import percentile
-from twinpool.config import CoordinatorConfig, SchedulerConfig
+from twinpool.config import CoordinatorConfig, Role, SchedulerConfig
 from twinpool.coordinator.gateway.admin import WAIT_S
-from twinpool.coordinator.pool_status import SERVES
+from twinpool.coordinator.pool_status import WorkerState
 from twinpool.coordinator.request_record import EndedRequest
 from twinpool.coordinator.service import Submission
 from twinpool.coordinator.tuning import TunedServer
@@ -265,17 +265,19 @@ def event_of(ended: EndedRequest, progress: _Progress | None) -> words.Ended | w
 def pools_of(status: Mapping[str, Any]) -> Pools:
     """The pools in what an operator is shown."""
     workers = status["workers"]
-    serving = [worker for worker in workers if worker["state"] == SERVES]
-    others = [f"{worker['worker']} {worker['state']}" for worker in workers if worker["state"] != SERVES]
+    serving = [worker for worker in workers if worker["state"] == WorkerState.SERVES]
+    others = [
+        f"{worker['worker']} {worker['state']}" for worker in workers if worker["state"] != WorkerState.SERVES
+    ]
     unsettled = ", ".join(others) or ("" if status["ready"] else status["reason"])
 
-    def count(role: str, *, movable: bool = False) -> int:
+    def count(role: Role, *, movable: bool = False) -> int:
         return sum(
             worker["role"] == role and not (movable and worker.get("fixed_role")) for worker in serving
         )
 
     return Pools(
-        present=Split(count("prefill"), count("decode")),
-        movable=Split(count("prefill", movable=True), count("decode", movable=True)),
+        present=Split(count(Role.PREFILL), count(Role.DECODE)),
+        movable=Split(count(Role.PREFILL, movable=True), count(Role.DECODE, movable=True)),
         unsettled=unsettled,
     )
