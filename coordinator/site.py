@@ -6,7 +6,7 @@ import asyncio
 import logging
 import signal
 import uuid
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from functools import partial
@@ -118,19 +118,13 @@ class _Site:
                 if (num_blocks := coordinator.past_num_blocks(worker_id)) is not None:
                     launcher.keep_pool_size(worker_id, num_blocks)
 
-            endpoint, secrets = coordinator.endpoint, {VARIABLE: self._config.join_token.text}
-            launcher = Launcher(endpoint, on_exit, partial(self._on_given_up, coordinator), secrets)
-            self._launcher = launcher
-            scaler = coordinator.pool_desk.scaler = self._make_scaler(
-                Premises(
-                    launcher,
-                    self._workers,
-                    coordinator.membership,
-                    coordinator.least_num_blocks,
-                    endpoint,
-                    secrets,
-                )
+            secrets = {VARIABLE: self._config.join_token.text}
+            launcher = Launcher(
+                coordinator.endpoint, on_exit, partial(self._on_given_up, coordinator), secrets
             )
+            self._launcher = launcher
+            scaler = self._make_scaler(self._premises(coordinator, launcher, secrets))
+            coordinator.pool_desk.scaler = scaler
             ending.push_async_callback(scaler.close)
             ending.push_async_callback(self._stop_workers, launcher)
             meter = GatewayMeter()
@@ -159,6 +153,16 @@ class _Site:
         if self._failure is not None:
             raise self._failure
         return 0
+
+    def _premises(self, coordinator: Coordinator, launcher: Launcher, secrets: Mapping[str, str]) -> Premises:
+        return Premises(
+            launcher=launcher,
+            specs=self._workers,
+            members=coordinator.membership,
+            num_blocks=coordinator.least_num_blocks,
+            endpoint=coordinator.endpoint,
+            secrets=secrets,
+        )
 
     async def _until_ready(self, coordinator: Coordinator, scaler: Scaler) -> None:
         """Returns when every pool can execute, or when the server is to stop."""

@@ -15,7 +15,7 @@ from twinpool.config import BLOCK_SIZES, CoordinatorConfig, SchedulerConfig, req
 from twinpool.errors import ConfigError
 from twinpool.layout import Dtype, KVLayout
 from twinpool.planner.plan.capacity import USABLE_SHARE, DeviceMemory, KvCapacity, kv_capacity
-from twinpool.planner.times.devices import DEVICES
+from twinpool.planner.times.devices import DEVICES, Device
 
 if TYPE_CHECKING:
     from twinpool.planner.profile.fitted_times import FittedTimes
@@ -201,18 +201,13 @@ def hardware(args: argparse.Namespace, max_model_len: int | None = None) -> Hard
         "--max-model-len", max_model_len, max_model_len is None or max_model_len <= longest,
         f"at most {longest}, the context of {model.name}",
     )  # fmt: skip
-    device = device_of(spec)
-    memory = None
-    if device is not None:
-        share = USABLE_SHARE if args.memory_share is None else args.memory_share
-        memory = DeviceMemory(device.memory_bytes, share, args.reserve)
     return Hardware(
         model=model,
         spec=spec,
         conditions=conditions,
         layout=layout,
         max_model_len=max_model_len or longest,
-        memory=memory,
+        memory=_memory(args, device_of(spec)),
         kv_bytes=args.kv_memory,
         machine=SHARED_MACHINE if profiled is not None else None,
         doubts=_doubts(profiled),
@@ -230,6 +225,13 @@ def _spec(args: argparse.Namespace) -> str:
         found = ", ".join(named) or "none of them"
         raise ConfigError(f"--gpu, --profile and --times: given is {found}; give exactly one")
     return str(next(iter(named.values())))
+
+
+def _memory(args: argparse.Namespace, device: Device | None) -> DeviceMemory | None:
+    if device is None:
+        return None
+    share = USABLE_SHARE if args.memory_share is None else args.memory_share
+    return DeviceMemory(device.memory_bytes, share, args.reserve)
 
 
 def _profile(file: str) -> FittedTimes:

@@ -147,13 +147,17 @@ def run(args: argparse.Namespace) -> int:
     )
     if files.page is not None:
         _report(files.page, args, simulation, seen, slo)
+    _say_speed(simulation, took_s)
+    return status
+
+
+def _say_speed(simulation: Simulation, took_s: float) -> None:
     num_requests = len(simulation.outcomes)
     print(
         f"simulated {num_requests} requests in {took_s:.2f} s: {num_requests / max(took_s, 1e-9):,.0f} requests/s, "
         f"{simulation.num_events:,} events",
         file=sys.stderr,
     )
-    return status
 
 
 def deployment_of(args: argparse.Namespace, found: Hardware) -> Deployment:
