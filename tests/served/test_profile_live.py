@@ -20,6 +20,7 @@ MIXED = Case(Part.MIXED, (40, 20), ((16, 32),))
 PLAN = StepPlan(
     alone=(DECODE, PROMPT, MIXED),
     busy=(DECODE,),
+    sleeping=(PROMPT,),
     row_knots=(1, 8, 64),
     neighbour_decode=DECODE,
     neighbour_prompt=PROMPT,
@@ -51,7 +52,7 @@ def engines(model: Path) -> Iterator[tuple[Engine, Engine]]:
         yield first, second
 
 
-def test_every_shape_is_run_as_often_as_planned_alone_and_beside_a_neighbour(
+def test_every_shape_is_run_as_often_as_planned_alone_beside_a_neighbour_and_after_a_sleep(
     engines: tuple[Engine, Engine],
 ) -> None:
     first, second = engines
@@ -60,13 +61,17 @@ def test_every_shape_is_run_as_often_as_planned_alone_and_beside_a_neighbour(
         lambda case: second if case.part is Part.DECODE else first,
         lambda mine: first if mine is second else second,
     )
-    sampler.go_on(PLAN.most_s, PLAN.least_rounds)
-    found = {(sample.name, sample.num_busy): sample for sample in sampler.samples()}
-    assert set(found) == {(DECODE.name, 0), (PROMPT.name, 0), (MIXED.name, 0), (DECODE.name, 1)}
+    measured = sampler.go_on(PLAN.most_s, PLAN.least_rounds)
+    found = {(sample.name, sample.num_busy, sample.has_slept): sample for sample in sampler.samples()}
+    awake = [(DECODE.name, 0), (PROMPT.name, 0), (MIXED.name, 0), (DECODE.name, 1)]
+    asleep = [(PROMPT.name, 0), (PROMPT.name, 1)]
+    assert set(found) == {(*kind, False) for kind in awake} | {(*kind, True) for kind in asleep}
     assert sampler.num_rounds == PLAN.least_rounds
-    for sample in found.values():
+    for (_, num_busy, has_slept), sample in found.items():
         assert sample.num_runs == len(sample.each_s) >= PLAN.least_rounds
         assert min(sample.each_s) > 0
+        assert (sample.before_s is not None) == bool(num_busy or has_slept)
+    assert sum(each.num_runs for each in measured) == sum(each.num_runs for each in found.values())
 
 
 def test_an_engine_says_what_it_is(engines: tuple[Engine, Engine]) -> None:
