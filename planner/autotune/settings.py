@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from twinpool.bench.serving.slo import Slo
 from twinpool.config import MOST_WORKERS, require
+
+if TYPE_CHECKING:  # the command line has its words from here, and has to be there at once
+    from twinpool.bench.serving.slo import Slo
 
 WINDOW_S, COOL_DOWN_S, HYSTERESIS, ATTAINMENT = 60.0, 60.0, 0.10, 0.9
 MOST_SECONDS = 86_400.0

@@ -4,31 +4,60 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from twinpool.commands.flags import transfer_config
 from twinpool.config import CoordinatorConfig, PoolPlan, SchedulerConfig, TransportName
 from twinpool.errors import ConfigError
+from twinpool.planner.autotune.settings import (
+    ATTAINMENT,
+    COOL_DOWN_S,
+    HYSTERESIS,
+    LEAST_WORKERS,
+    WINDOW_S,
+    AutotuneSettings,
+    Mode,
+    WorkerBounds,
+)
 
 if TYPE_CHECKING:
     from twinpool.coordinator.tuning import Tuner
     from twinpool.planner.profile.saved import Profile
 
-_OFF, _ADVISE, _ACT = "off", "advise", "act"
-_FEWEST_TO_ACT = 3
-_NUMBERS = {
-    "--autotune-window": ("autotune_window", "SECONDS", "of traffic that a recommendation is of (60)"),
-    "--autotune-cool-down": ("autotune_cool_down", "SECONDS", "between changes; every way back doubles it (60)"),
-    "--autotune-hysteresis": ("autotune_hysteresis", "SHARE", "gain of capacity that a change must exceed (0.1)"),
-    "--attainment": ("attainment", "SHARE", "of requests that are to meet the objectives (0.9)"),
-}  # fmt: skip
+_FEWEST_TO_ACT = LEAST_WORKERS + 1
+
+
+class _Number(NamedTuple):
+    """A flag for a number among `AutotuneSettings`."""
+
+    flag: str
+    field: str
+    unit: str
+    text: str
+
+    @property
+    def name(self) -> str:
+        """As argparse calls it."""
+        return self.flag.removeprefix("--").replace("-", "_")
+
+
+_NUMBERS = (
+    _Number("--autotune-window", "window_s", "SECONDS",
+            f"of traffic that a recommendation is of ({WINDOW_S:g})"),
+    _Number("--autotune-cool-down", "cool_down_s", "SECONDS",
+            f"between changes; every way back doubles it ({COOL_DOWN_S:g})"),
+    _Number("--autotune-hysteresis", "hysteresis", "SHARE",
+            f"gain of capacity that a change must exceed ({HYSTERESIS:g})"),
+    _Number("--attainment", "attainment", "SHARE",
+            f"of requests that are to meet the objectives ({ATTAINMENT:g})"),
+)  # fmt: skip
 
 
 def add_autotune_flags(parser: argparse.ArgumentParser) -> None:
     """Adds the flags of `tuner_to_serve_with`."""
     group = parser.add_argument_group("live tuning of the pools (docs/pools.md)")
     group.add_argument(
-        "--autotune", choices=(_OFF, _ADVISE, _ACT), default=_OFF,
+        "--autotune", choices=[mode.value for mode in Mode], default=Mode.OFF.value,
         help="advise: say how many prefill and decode workers would serve the traffic better; act: change roles, too "
         "(default off)",
     )  # fmt: skip
@@ -39,8 +68,8 @@ def add_autotune_flags(parser: argparse.ArgumentParser) -> None:
         "--slo", action="append", default=[], metavar="METRIC=TIME",
         help="objective of each request: ttft, itl (p99 of its gaps), tpot or e2el; like ttft=2s, itl=50ms",
     )  # fmt: skip
-    for flag, (name, unit, text) in _NUMBERS.items():
-        group.add_argument(flag, dest=name, type=float, metavar=unit, help=text)
+    for number in _NUMBERS:
+        group.add_argument(number.flag, type=float, metavar=number.unit, help=number.text)
     group.add_argument(
         "--autotune-workers",
         metavar="MIN:MAX",
@@ -57,10 +86,10 @@ def tuner_to_serve_with(
     args: argparse.Namespace, plan: PoolPlan, config: CoordinatorConfig, scheduler: SchedulerConfig
 ) -> Tuner | None:
     """What tunes the pools of `plan`; None if nothing is to. Raises ConfigError."""
-    if args.autotune == _OFF:
+    if args.autotune == Mode.OFF:
         given = {"--profile": args.profile, "--slo": args.slo, "--autotune-log": args.autotune_log}
         given["--autotune-workers"] = args.autotune_workers
-        given |= {flag: getattr(args, name) for flag, (name, _, _) in _NUMBERS.items()}
+        given |= {number.flag: getattr(args, number.name) for number in _NUMBERS}
         for flag, value in given.items():
             if value:
                 raise ConfigError(f"{flag} is for --autotune advise or act; give that too, or leave it out")
@@ -73,7 +102,6 @@ def tuner_to_serve_with(
         )
     from twinpool.bench.serving.slo import parse_slo
     from twinpool.planner.autotune.regret_log import RegretLog
-    from twinpool.planner.autotune.settings import AutotuneSettings, Mode, WorkerBounds
     from twinpool.planner.autotune.tuner import PoolTuner
 
     slo = parse_slo(args.slo)
@@ -82,14 +110,7 @@ def tuner_to_serve_with(
             f"--autotune {args.autotune} needs objectives: say which, like --slo ttft=2s --slo itl=50ms"
         )
     numbers = {
-        field: value
-        for flag, field in (
-            ("autotune_window", "window_s"),
-            ("autotune_cool_down", "cool_down_s"),
-            ("autotune_hysteresis", "hysteresis"),
-            ("attainment", "attainment"),
-        )
-        if (value := getattr(args, flag)) is not None
+        number.field: value for number in _NUMBERS if (value := getattr(args, number.name)) is not None
     }
     workers = None if args.autotune_workers is None else WorkerBounds.parse(args.autotune_workers)
     settings = AutotuneSettings(Mode(args.autotune), slo, workers=workers, **numbers)
@@ -105,13 +126,13 @@ def _check_pools(
         raise ConfigError(
             f"--autotune {args.autotune} is for two pools, and --colocated {plan.colocated} is one; leave one out"
         )
-    if args.autotune == _ACT and is_hybrid:
+    if args.autotune == Mode.ACT and is_hybrid:
         raise ConfigError(
             "--autotune act changes roles, and --hybrid workers keep theirs; say --autotune advise, or leave one out"
         )
     count = plan.prefill + plan.decode
     has_own_only = config.control == CoordinatorConfig().control and args.autotune_workers is None
-    if args.autotune == _ACT and count < _FEWEST_TO_ACT and has_own_only:
+    if args.autotune == Mode.ACT and count < _FEWEST_TO_ACT and has_own_only:
         raise ConfigError(
             f"--autotune act has nothing to change with {count} workers, one of each role: have {_FEWEST_TO_ACT} or "
             "more (--prefill, --decode), let it start some (--autotune-workers), let workers of other hosts join "

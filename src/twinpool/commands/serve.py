@@ -25,6 +25,7 @@ from twinpool.commands.scale_flags import add_scale_flags, scaler_to_serve_with
 from twinpool.config import CoordinatorConfig, EngineConfig, PoolPlan, is_device, require
 from twinpool.coordinator.launch import WorkerSpec, share_cores, usable_cores
 from twinpool.errors import ConfigError
+from twinpool.planner.autotune.settings import Mode
 
 _ENDPOINT = (
     Flag("--served-model-name", CoordinatorConfig, "served_model_name", "NAME",
@@ -125,7 +126,7 @@ def run(args: argparse.Namespace) -> int:
         strict=args.strict,
         join_token=token_to_serve_with(args),
         record=record_config(args),
-        is_tuned=args.autotune != "off",
+        is_tuned=args.autotune != Mode.OFF,
     )
     gateway = gateway_config(args)
     if engine.max_model_len is not None:
