@@ -120,8 +120,7 @@ def test_every_worker_is_a_line_of_the_table() -> None:
     assert len({len(row) for row in rows.values()}) == 1
     assert awaited(status["workers"]) == [
         "decode-8: failed: exit status 2",
-        "D waits for 1 attempts to end; in 60 s they are handed on",
-        "E waits for its process to let go",
+        "D goes once what runs there has ended (1 attempts); in 60 s what is left is handed on",
         "decode-9 waits for its process to load the model",
         "`twinpool pools` shows how far it is",
     ]

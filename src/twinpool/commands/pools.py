@@ -110,25 +110,22 @@ def described(changes: Sequence[Mapping[str, str]]) -> list[str]:
 
 
 def awaited(workers: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What is not there yet, a line for each worker, and what for."""
+    """What is not there yet, a line for each worker that something must end or come for; and where to look."""
     found = []
-    for worker in workers:
+    absent = [worker for worker in workers if worker["state"] != "serves"]
+    for worker in absent:
         name = worker["worker"]
         match worker["state"]:
             case "starts":
                 found.append(f"{name} waits for {worker['waits_for']}")
             case "failed":
                 found.append(f"{name}: failed: {worker['reason']}")
-            case "serves":
-                pass
             case _ if worker["attempts"]:
                 found.append(
-                    f"{name} waits for {worker['attempts']} attempts to end; in {worker['hands_on_in_s']:g} s they "
-                    "are handed on"
+                    f"{name} goes once what runs there has ended ({worker['attempts']} attempts); in "
+                    f"{worker['hands_on_in_s']:g} s what is left is handed on"
                 )
-            case _:
-                found.append(f"{name} waits for its process to let go")
-    return [*found, "`twinpool pools` shows how far it is"] if found else []
+    return [*found, "`twinpool pools` shows how far it is"] if absent else []
 
 
 def print_table(answer: Mapping[str, Any]) -> None:
