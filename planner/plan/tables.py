@@ -92,7 +92,7 @@ def case_table(plan: Plan) -> Table:
 
 def _case_row(case: Case) -> tuple[str, ...]:
     if case.attainment is None:
-        return (case.name, number(case.rate), NONE, NONE, NONE, NONE, case.note)
+        return (case.name, number(case.rate), NONE, NONE, NONE, NONE, "fails")
     times = [
         NONE if value is None else amount(value, Unit.SECONDS)
         for value in (case.ttft_p50_s, case.ttft_p99_s, case.itl_p99_s)
