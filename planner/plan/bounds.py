@@ -146,9 +146,11 @@ def _gap_bound_s(slo: Slo) -> float:
     return min(given, default=float("inf"))
 
 
-def _fit_in_memory(kind: WorkerKind, lengths: Lengths) -> int:
-    """Sequences of average context that the pool holds; the last block of each is half full."""
-    per_sequence = lengths.context + kind.capacity.layout.block_size / 2
+def _fit_in_memory(kind: WorkerKind, scheduler: SchedulerConfig, lengths: Lengths) -> int:
+    """Sequences of average context that the pool holds; the last block of each is half full. With a prefix cache,
+    sequences share the blocks of equal beginnings, which then take no room of their own."""
+    shared = lengths.input_tokens - lengths.new_tokens if scheduler.prefix_cache else 0.0
+    per_sequence = max(0.0, lengths.context - shared) + kind.capacity.layout.block_size / 2
     return int(kind.capacity.num_tokens / per_sequence)
 
 
@@ -156,7 +158,7 @@ def _decode(kind: WorkerKind, count: int, scheduler: SchedulerConfig, lengths: L
     def step_s(sequences: int) -> float:
         return kind.times.step_s(_running(lengths, sequences))
 
-    in_memory = _fit_in_memory(kind, lengths)
+    in_memory = _fit_in_memory(kind, scheduler, lengths)
     most = min(in_memory, scheduler.max_num_seqs)
     gap_s = _gap_bound_s(slo)
     found = _most(most, lambda sequences: step_s(sequences) <= gap_s)
@@ -227,7 +229,7 @@ def _mixed(
     def counts_s(sequences: int) -> float:
         return with_prompts_s(sequences) if share == 1 else step_s(_running(lengths, sequences))
 
-    in_memory = _fit_in_memory(kind, lengths)
+    in_memory = _fit_in_memory(kind, scheduler, lengths)
     in_budget = int(budget / (1 + per_sequence))
     most = min(in_memory, in_budget, scheduler.max_num_seqs)
     found = _most(most, lambda sequences: counts_s(sequences) <= gap_s)

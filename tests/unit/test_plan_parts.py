@@ -119,6 +119,18 @@ def test_prefills_bound_is_that_of_full_steps_and_twice_as_much_with_two_workers
     assert two.rate_per_s == pytest.approx(2 * one.rate_per_s)
 
 
+def test_what_prompts_share_takes_memory_once_so_the_bound_is_above_what_the_real_simulator_serves() -> None:
+    shapes = [Shape((shared_prefix(number % 2, 896), own(number, 104)), 101) for number in range(300)]
+    data, slo = traffic_of(shapes), Slo(ttft_s=1.0, itl_p99_s=0.1)
+    sharing = fleet(num_blocks=1200)
+    apart = replace(sharing, decode=replace(sharing.decode, prefix_cache=False))
+    least, most = (bound(each, Layout(1, 1), lengths_of(shapes), slo) for each in (apart, sharing))
+    assert least.limit is Limit.KV
+    assert most.rate_per_s > 2 * least.rate_per_s
+    seen = simulated(sharing.deployment(Layout(1, 1)), data.stretch(1.8 * least.rate_per_s, 300, 0))
+    assert seen.share_good(slo) > 0.9, "beyond what they would serve if each had its own"
+
+
 def test_a_slow_link_bounds_a_split() -> None:
     lengths = lengths_of(requests())
     slow = Affine(link_bytes_per_s=KV.token_bytes * 1000)
