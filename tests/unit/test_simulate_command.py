@@ -89,7 +89,7 @@ def test_objectives_may_be_said_as_a_plan_takes_them(capsys: pytest.CaptureFixtu
 def test_progress_is_a_line_on_a_terminal_that_makes_room_for_the_result(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("twinpool.commands.simulate._TOLD_EVERY_S", 0.0)
+    monkeypatch.setattr("twinpool.commands.progress.SHOWN_EVERY_S", 0.0)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     assert main([*(flag for flag in H100 if flag != "--disable-tqdm"), *SMALL]) == 0
     told = capsys.readouterr().err

@@ -6,7 +6,6 @@ import argparse
 import os
 import shutil
 import sys
-import time
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,6 +15,7 @@ from twinpool.commands.bench_serve import command_shown
 from twinpool.commands.dataset_flags import add_dataset_flags, dataset_settings, load_tokenizer
 from twinpool.commands.flags import SCHEDULING, add_flags, config_from
 from twinpool.commands.hardware_flags import QUEUE, Hardware, add_hardware_flags, hardware, queue
+from twinpool.commands.progress import ProgressLine
 from twinpool.config import SchedulerConfig, require
 from twinpool.errors import ConfigError
 
@@ -159,7 +159,7 @@ def run(args: argparse.Namespace) -> int:
         wants_map=args.report is not None,
     )
     planning.run()
-    progress.end()
+    progress.clear()
     plan = plan_of(planning)
     _tell(args, plan)
     if plan.was_interrupted:
@@ -324,23 +324,16 @@ def _counts(flag: str, text: str) -> list[int]:
 
 
 class _Progress:
-    """One line on the terminal that says what was simulated last."""
-
-    _EVERY_S = 0.2
+    """Tells what was simulated last, and how many simulations that makes."""
 
     def __init__(self) -> None:
-        self._is_shown = sys.stderr.isatty()
         self._count = 0
-        self._told_at = 0.0
+        self._line = ProgressLine()
 
     def __call__(self, text: str) -> None:
         self._count += 1
-        now = time.monotonic()
-        if self._is_shown and now - self._told_at >= self._EVERY_S:
-            self._told_at = now
-            print(f"\r{self._count}: {text}\033[K", end="", file=sys.stderr, flush=True)
+        self._line.tell(lambda: f"{self._count}: {text}")
 
-    def end(self) -> None:
-        """Takes the line away."""
-        if self._is_shown:
-            print("\r\033[K", end="", file=sys.stderr, flush=True)
+    def clear(self) -> None:
+        """The line makes room for the result."""
+        self._line.clear()

@@ -21,6 +21,7 @@ from twinpool.commands.hardware_flags import (
     queue,
     scheduler,
 )
+from twinpool.commands.progress import ProgressLine
 from twinpool.commands.results import (
     DEFAULT_NUM_PROMPTS,
     EXIT_INTERRUPTED,
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
     from twinpool.planner.deployment import Deployment
     from twinpool.planner.simulator.outcomes import Simulation
 
-_TOLD_EVERY_S = 1.0
 _EXAMPLES = """\
 examples:
   twinpool simulate --model llama-3.1-8b --gpu h100 --layout 2P3D --dataset-name azure-conversation --request-rate 20
@@ -286,25 +286,22 @@ def _result_path(args: argparse.Namespace, model: str, layout: str) -> Path:
 
 
 class _Progress:
-    """A line on the terminal, now and then."""
+    """Tells how many requests have ended."""
 
     def __init__(self, num_requests: int) -> None:
         self._num_requests = num_requests
-        self._began_at = self._told_at = time.monotonic()
-        self._is_shown = sys.stderr.isatty()
+        self._began_at = time.monotonic()
+        self._line = ProgressLine()
 
     def __call__(self, num_ended: int, now_s: float) -> None:
-        now = time.monotonic()
-        if not self._is_shown or now - self._told_at < _TOLD_EVERY_S:
-            return
-        self._told_at = now
-        rate = num_ended / (now - self._began_at)
-        line = (
-            f"{num_ended:,} of {self._num_requests:,} requests, {now_s:,.1f} s of virtual time, {rate:,.0f}/s"
-        )
-        print(f"\r{line}\033[K", end="", file=sys.stderr, flush=True)
+        self._line.tell(lambda: self._words(num_ended, now_s))
 
     def clear(self) -> None:
         """The line makes room for the result."""
-        if self._is_shown:
-            print("\r\033[K", end="", file=sys.stderr, flush=True)
+        self._line.clear()
+
+    def _words(self, num_ended: int, now_s: float) -> str:
+        rate = num_ended / (time.monotonic() - self._began_at)
+        return (
+            f"{num_ended:,} of {self._num_requests:,} requests, {now_s:,.1f} s of virtual time, {rate:,.0f}/s"
+        )
