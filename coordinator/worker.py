@@ -39,9 +39,9 @@ class Worker:
     `num_slots` are those of the whole pool, `usable_slots` those not in quarantine by the last heartbeat, one block's
     at least; it may hold `most_sequences`: those that it decodes together, and a few that follow when one ends. The
     clients of those few have their first token and wait for the second, so they are only an eighth of the others, and
-    at least one. `seen_at` is when it was last
-    heard of; until `full_until` it gets nothing new; `has_left`: it said itself that it ends. `departure`: it is to
-    leave its pool. It has been in the pool since `joined_at`. `loads` are those of its pool.
+    at least one. `seen_at` is when it was last heard of; until `full_until` it gets nothing new; `has_left`: it said
+    itself that it ends. `departure`: it is to leave its pool. It has been in the pool since `joined_at`. `loads` are
+    those of its pool.
     """
 
     info: Register
