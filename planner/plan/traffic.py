@@ -19,7 +19,7 @@ from twinpool.bench.serving.distributions import Values, percentile
 from twinpool.errors import ConfigError
 
 _GOLDEN = (math.sqrt(5) - 1) / 2
-"""Multiples of it, without their whole part, lie evenly in [0, 1) however many there are (the three-distance theorem)."""
+"""Multiples of it, without their whole part, lie evenly in [0, 1), however many there are (three-distance theorem)."""
 _SILVER = math.sqrt(2) - 1
 """Likewise, and no multiple of the other one is near one of its own."""
 
