@@ -36,8 +36,8 @@ from twinpool.planner.autotune.words import (
     Write,
 )
 from twinpool.planner.plan.layouts import Layout
-from twinpool.planner.plan.simulated import simulated
 from twinpool.planner.plan.search import Search
+from twinpool.planner.plan.simulated import simulated
 from twinpool.planner.plan.study import Question, Study
 from twinpool.planner.plan.traffic import traffic_of
 from twinpool.planner.simulator.driver import simulate

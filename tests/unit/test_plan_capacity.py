@@ -42,7 +42,8 @@ def test_each_device_holds_the_kv_of_its_own_heads_and_never_less_than_one_head(
 
 
 def test_what_does_not_fit_says_on_how_many_devices_it_would() -> None:
-    with pytest.raises(ConfigError, match=r"130\.4 GiB of weights .* do not fit on 1 device .*: --tp 2, or TP2 in a layout"):
+    words = r"130\.4 GiB of weights .* do not fit on 1 device .*: --tp 2, or TP2 in a layout"
+    with pytest.raises(ConfigError, match=words):
         kv_capacity(LARGE, LARGE_WEIGHTS, 1, DEVICE, longest=4096)
     assert fewest_devices(LARGE, LARGE_WEIGHTS, DEVICE, longest=4096) == 2
     # 6.8 GiB on each of two devices are 42,000 tokens of 163,840 bytes: a longer sequence needs four.
