@@ -192,7 +192,17 @@ def _chosen(route: Route | None) -> Chosen | None:
     return route and Chosen(route.prefill.worker_id, route.decode.worker_id, route.candidates)
 
 
-COMMON = (Site.ask, Site.ask, Site.ask, Site.let_go, Site.let_go, Site.compute, Site.step, Site.step, Site.hear)
+COMMON = (
+    Site.ask,
+    Site.ask,
+    Site.ask,
+    Site.let_go,
+    Site.let_go,
+    Site.compute,
+    Site.step,
+    Site.step,
+    Site.hear,
+)
 RARE = (Site.leave, Site.fill, Site.pass_time, Site.depart, Site.die)
 
 
