@@ -71,7 +71,7 @@ def memory_table(plan: Plan) -> Table:
         (
             f"TP{memory.tensor_parallel}",
             f"{memory.usable_gib:.1f} GiB",
-            f"{memory.weights_gib:.1f} GiB",
+            f"{memory.weights_gib:.1f} GiB" if memory.weights_gib else NONE,
             f"{memory.kv_gib:.1f} GiB",
             f"{memory.num_blocks:,}",
             f"{memory.num_tokens:,}",
