@@ -40,7 +40,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="Hugging Face id, directory or .gguf file (default: the built-in SmolLM2-135M-Instruct)",
     )
     parser.add_argument(
-        "--quick", action="store_true", help="fewer shapes and rounds: under 45 s, not 3 minutes"
+        "--quick", action="store_true", help="fewer shapes and rounds: about one minute, not three"
     )
     parser.add_argument("--dtype", default="auto", metavar="NAME", help="as `twinpool serve` takes it")
     parser.add_argument("--weights", default="auto", metavar="NAME", help="likewise")
