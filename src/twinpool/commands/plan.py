@@ -87,6 +87,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="write a page with the map of layouts, and JSON beside it",
     )
     add_hardware_flags(parser)
+    _add_scheduling_flags(parser)
+    _add_traffic_flags(parser)
+    return parser
+
+
+def _add_scheduling_flags(parser: argparse.ArgumentParser) -> None:
     serving = parser.add_argument_group("scheduling, as `twinpool serve` takes it")
     own = ("--token-budget", "--max-num-seqs")
     add_flags(serving, [flag for flag in SCHEDULING if flag.name not in own])
@@ -99,6 +105,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     serving.add_argument("--no-prefix-cache", action="store_true", help="compute every prompt anew")
     add_flags(serving, QUEUE)
+
+
+def _add_traffic_flags(parser: argparse.ArgumentParser) -> None:
     data = parser.add_argument_group("traffic")
     data.add_argument(
         "--trace", metavar="FILE", help="requests with times: .jsonl, .csv, or a saved run's .json"
@@ -109,7 +118,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "--tokenizer", metavar="NAME", help="of datasets that have prompts: to count their tokens"
     )
     add_dataset_flags(parser)
-    return parser
 
 
 def run(args: argparse.Namespace) -> int:
