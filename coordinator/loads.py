@@ -25,7 +25,7 @@ class Loads:
     """
 
     def __init__(self, load: Callable[[Worker], float]) -> None:
-        self._load = load
+        self.load = load
         self._order: list[Place] = []
         self._places: dict[str, Place] = {}
         self._fallen: dict[str, Worker] = {}
@@ -35,7 +35,7 @@ class Loads:
 
     def add(self, worker: Worker) -> None:
         """One more, without any sequence."""
-        self._put(worker, self._load(worker))
+        self._put(worker, self.load(worker))
         self.stays_changed()
 
     def remove(self, worker: Worker) -> None:
@@ -60,9 +60,9 @@ class Loads:
         """All workers, the one with the least load first. No load may change meanwhile."""
         for worker in self._fallen.values():
             self._take(worker)
-            self._put(worker, self._load(worker))
+            self._put(worker, self.load(worker))
         self._fallen.clear()
-        load, order, index = self._load, self._order, 0
+        load, order, index = self.load, self._order, 0
         while index < len(order):
             place = order[index]
             worker = place[-1]
@@ -76,7 +76,7 @@ class Loads:
     def check(self) -> None:
         """Recounts. Raises InvariantViolation: a load fell, and nobody has said so."""
         for before, name, worker in self._order:
-            if (now := self._load(worker)) < before and name not in self._fallen:
+            if (now := self.load(worker)) < before and name not in self._fallen:
                 raise InvariantViolation(f"the load of {name} fell from {before} to {now} unnoticed")
         if self.num_sequences != (num := sum(worker.num_sequences for *_, worker in self._order)):
             raise InvariantViolation(f"{self.num_sequences} sequences are counted, workers have {num}")

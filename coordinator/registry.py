@@ -249,15 +249,21 @@ class Registry:
 
     def _share_taken(self, worker: Worker) -> float:
         self.look_ahead(worker)
-        sequences = (len(worker.legs) + 1) / worker.max_num_seqs
-        slots = (worker.held_tokens + GROWTH_TOKENS) / worker.usable_slots
-        return sequences if sequences > slots else slots
+        return share_taken(worker, 0)
 
     def default_in_flight(self) -> int:
         """How many sequences all workers together may hold."""
         if self._most_in_flight is None:
             self._most_in_flight = sum(worker.most_sequences for worker in self if worker.generates)
         return self._most_in_flight
+
+
+def share_taken(worker: Worker, num_tokens: int) -> float:
+    """What a decode worker has taken once a sequence of so many tokens has joined: of its sequences or of its KV slots,
+    whichever share is larger."""
+    sequences = (len(worker.legs) + 1) / worker.max_num_seqs
+    slots = (worker.held_tokens + (num_tokens + GROWTH_TOKENS)) / worker.usable_slots
+    return sequences if sequences > slots else slots
 
 
 def _pending_tokens(worker: Worker) -> float:

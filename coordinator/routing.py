@@ -17,7 +17,7 @@ from twinpool.config import Role
 from twinpool.coordinator.hybrid import Choice, HybridChooser
 from twinpool.coordinator.lifecycle import LegKind, Request
 from twinpool.coordinator.pace import AnswerLengths, PrefillPace
-from twinpool.coordinator.registry import GROWTH_TOKENS, SEQUENCE_COST_TOKENS, Registry
+from twinpool.coordinator.registry import GROWTH_TOKENS, Registry, share_taken
 from twinpool.coordinator.service import Submission
 from twinpool.coordinator.timeline import Candidate, CostUnit
 from twinpool.coordinator.worker import Worker
@@ -265,15 +265,12 @@ class Router:
         self, request: Request, role: Role, kind: LegKind, matches: Mapping[str, int], now: float
     ) -> Iterator[_Found]:
         """The workers with room and time for the prompt, those with the least cost first."""
-        num_tokens = request.num_tokens
+        num_tokens, loads = request.num_tokens, self._registry.loads[role]
         known: list[_Found] = []
         for worker, matched in self._holders(matches, role):
             if self._can_compute(worker, kind, request, matched, now):
-                cost: float = worker.pending_tokens + num_tokens - matched
-                if kind is LegKind.GENERATE:
-                    cost += SEQUENCE_COST_TOKENS * len(worker.legs)
-                insort(known, (cost, worker.worker_id, matched, worker))
-        for load, name, worker in self._registry.loads[role].in_order():
+                insort(known, (loads.load(worker) + num_tokens - matched, worker.worker_id, matched, worker))
+        for load, name, worker in loads.in_order():
             cost = load + num_tokens
             while known and known[0] < (cost, name):
                 yield known.pop(0)
@@ -362,9 +359,7 @@ class Router:
 def _decode_cost(worker: Worker, request: Request, matched: int) -> _Found:
     """What the sequence costs at the worker: see `choose`."""
     num_tokens = request.num_tokens
-    sequences = (len(worker.legs) + 1) / worker.max_num_seqs
-    slots = (worker.held_tokens + (num_tokens + GROWTH_TOKENS)) / worker.usable_slots
-    cost = max(sequences, slots) - PREFIX_WEIGHT * matched / num_tokens
+    cost = share_taken(worker, num_tokens) - PREFIX_WEIGHT * matched / num_tokens
     return cost, worker.worker_id, matched, worker
 
 

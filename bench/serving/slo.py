@@ -37,12 +37,22 @@ class Slo(msgspec.Struct, frozen=True, kw_only=True):
 
         TPOT and ITL of a single token bound nothing; TTFT and E2E of no output are met by none.
         """
+        return request.is_completed and self.holds(
+            ttft_s=request.ttft_from_intended_s,
+            tpot_s=request.tpot_s,
+            e2e_s=request.e2e_from_intended_s,
+            itl_p99_s=request.itl_p99_s,
+        )
+
+    def holds(
+        self, *, ttft_s: float | None, tpot_s: float | None, e2e_s: float | None, itl_p99_s: float | None
+    ) -> bool:
+        """`is_met` of a completed request with these latencies, in seconds; None where it has none."""
         return (
-            request.is_completed
-            and _is_within(request.ttft_from_intended_s, self.ttft_s, of_none=False)
-            and _is_within(request.e2e_from_intended_s, self.e2e_s, of_none=False)
-            and _is_within(request.tpot_s, self.tpot_s, of_none=True)
-            and _is_within(request.itl_p99_s, self.itl_p99_s, of_none=True)
+            _is_within(ttft_s, self.ttft_s, of_none=False)
+            and _is_within(e2e_s, self.e2e_s, of_none=False)
+            and _is_within(tpot_s, self.tpot_s, of_none=True)
+            and _is_within(itl_p99_s, self.itl_p99_s, of_none=True)
         )
 
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from twinpool.bench.comparison.measures import FIGURES, GOODPUT, Measured, seen
+from twinpool.bench.serving.distributions import percentile
 from twinpool.bench.serving.record import Run
 from twinpool.bench.serving.slo import Slo
 
@@ -89,11 +90,7 @@ def errors_of(compared: Sequence[Compared]) -> Errors:
     """Of at least one."""
     sizes = sorted(abs(each.error) for each in compared)
     worst = max(compared, key=lambda each: abs(each.error))
-    return Errors(len(sizes), statistics.median(sizes), _p90(sizes), sizes[-1], worst)
-
-
-def _p90(ordered: Sequence[float]) -> float:
-    return ordered[math.ceil(0.9 * len(ordered)) - 1]
+    return Errors(len(sizes), statistics.median(sizes), percentile(sizes, 90), sizes[-1], worst)
 
 
 def table(compared: Sequence[Compared]) -> list[str]:
@@ -123,7 +120,7 @@ def summary(compared: Sequence[Compared]) -> list[str]:
         rows.append(
             f"| {name} | {found.num} | {found.median:.1%} | {found.p90:.1%} | {found.worst:.1%} | "
             f"{found.worst_one.layout}, {found.worst_one.load} | {statistics.median(single):.1%} | "
-            f"{_p90(single):.1%} | {single[-1]:.1%} |"
+            f"{percentile(single, 90):.1%} | {single[-1]:.1%} |"
         )
     return rows
 

@@ -7,7 +7,6 @@ same shapes.
 
 from __future__ import annotations
 
-import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -19,6 +18,7 @@ from twinpool.bench.serving.datasets import LognormalLengths, PrefixRepetition, 
 from twinpool.bench.serving.datasets.generated import lognormal_shapes, prefix_shapes, random_shapes
 from twinpool.bench.serving.datasets.shapes import Piece, Shape
 from twinpool.bench.serving.datasets.text import Synthesizer
+from twinpool.bench.serving.distributions import percentile
 from twinpool.bench.serving.slo import Slo
 from twinpool.bench.serving.workload import PlannedRequest
 from twinpool.planner.accuracy.folder import Facts
@@ -135,7 +135,7 @@ def _load(workload: str, rate: str, share: float, yardstick: Yardstick, seconds:
     gap = gamma_gap(BURSTINESS) if workload == "bursts" else poisson_gap
     at_s = offsets(gap, [rate_per_s] * len(shapes), random.Random(seed))
     timed = tuple(replace(shape, at_s=at) for shape, at in zip(shapes, at_s, strict=True))
-    longest_tenth = sorted(shape.input_tokens for shape in typical)[math.ceil(0.9 * len(typical)) - 1]
+    longest_tenth = percentile([shape.input_tokens for shape in typical], 90)
     slo = Slo(
         ttft_s=_three_digits(LOOSE_TTFT * yardstick.prompt_token_s * longest_tenth),
         tpot_s=_three_digits(LOOSE_TPOT * yardstick.stream_token_s * NUM_STREAMS),

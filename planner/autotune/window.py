@@ -175,16 +175,9 @@ class Window:
 
 
 def _is_good(ended: Ended, slo: Slo) -> bool:
-    """As `Slo.is_met` has it."""
-    if not ended.is_completed or ended.ttft_s is None:
-        return False
-    bounds = (
-        (ended.ttft_s, slo.ttft_s),
-        (ended.tpot_s, slo.tpot_s),
-        (ended.itl_p99_s, slo.itl_p99_s),
-        (ended.e2e_s, slo.e2e_s),
+    return ended.is_completed and slo.holds(
+        ttft_s=ended.ttft_s, tpot_s=ended.tpot_s, e2e_s=ended.e2e_s, itl_p99_s=ended.itl_p99_s
     )
-    return all(bound is None or value is None or value <= bound for value, bound in bounds)
 
 
 def _percentile(values: Sequence[float], percent: float) -> float | None:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
+from twinpool.bench.serving.distributions import percentile
 from twinpool.planner.profile.nnls import Floats, nnls
 from twinpool.planner.profile.saved import (
     Residuals,
@@ -177,7 +178,7 @@ def _residuals(part: str, points: Sequence[tuple[float, str]]) -> Residuals:
         part=part,
         num_points=len(points),
         median=statistics.median(sizes),
-        p90=sizes[min(len(sizes) - 1, int(0.9 * len(sizes)))],
+        p90=percentile(sizes, 90),
         worst=sizes[-1],
         bias=statistics.median(error for error, _ in points),
         worst_case=worst[1],
