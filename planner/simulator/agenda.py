@@ -10,6 +10,8 @@ STEP_MESSAGES = 1 << 20
 """The rank of what worker 0 tells the coordinator at a step's end; a worker's number is added."""
 LATER = 1 << 30
 """The rank of everything else."""
+_BEFORE = 1 << 62
+"""More than there will ever be entries."""
 
 
 class Agenda:
@@ -33,6 +35,11 @@ class Agenda:
         """`action(argument)` happens at `when`, which is not before now."""
         self._num_entries += 1
         heappush(self._entries, (when, rank, self._num_entries, action, argument))
+
+    def at_first(self, when: float, rank: int, action: Callable[[Any], None], argument: object) -> None:
+        """As `at`, before all that was put down with `at` for that time and rank."""
+        self._num_entries += 1
+        heappush(self._entries, (when, rank, self._num_entries - _BEFORE, action, argument))
 
     def step(self) -> None:
         """Does what is next. The agenda must not be empty."""

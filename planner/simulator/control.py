@@ -151,7 +151,8 @@ class Control:
             worker.skip_no_more()
             rank = STEP_MESSAGES + worker.number
             for at_s, message in worker.take_untold(inf, with_now=True):
-                self._agenda.at(at_s, rank, self._hear_later, (worker, message, rank))
+                # Whatever else came of such a step was sent after its tokens, and is on the agenda already.
+                self._agenda.at_first(at_s, rank, self._hear_later, (worker, message, rank))
         self._agenda.at(self._skips_again_at, LATER, self._skip_again, self._skips_again_at)
 
     def _skip_again(self, at_s: float) -> None:

@@ -14,6 +14,9 @@ from support.server import Server, serving
 from twinpool.config import TransportName
 from twinpool.kv_transfer import transports
 
+PATIENT = ("--max-wait", "300")
+"""Other tests may have the other core: whoever waits is not refused for it."""
+
 
 @pytest.fixture(scope="session")
 def model_dir() -> Path:
@@ -31,6 +34,8 @@ def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     name: str = request.param
     if "ucx" in name and (missing := transports.available()[TransportName.UCX]):
         pytest.skip(f"ucx: {missing}; installing the extra `ucx` (make setup does on Linux) makes this run")
-    with serving(tmp_path_factory.mktemp(name), "--dtype", "float32", *(LAYOUTS | HYBRID)[name]) as server:
+    with serving(
+        tmp_path_factory.mktemp(name), "--dtype", "float32", *PATIENT, *(LAYOUTS | HYBRID)[name]
+    ) as server:
         yield server
         server.wait_until_empty()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from support.simulated import LinearTimes, colocated, split
 
@@ -81,7 +81,36 @@ def requests(draw: st.DrawFn) -> list[Shape]:
     return shapes
 
 
+def preempted_while_steps_are_told_of() -> tuple[Deployment, list[Shape]]:
+    """A sequence that is preempted at the end of a step whose tokens are still on their way as skipping pauses."""
+    config = SchedulerConfig(
+        token_budget=40, max_num_seqs=16, headroom_tokens=0, prefix_cache=False, grant_timeout_s=0.3
+    )
+    overheads = Overheads(control_s=0.01, output_s=0.013)
+    deployment = split(
+        1,
+        1,
+        replace(PREFILL, overheads=overheads),
+        replace(DECODE, overheads=overheads),
+        num_blocks=24,
+        prefill_config=config,
+        decode_config=config,
+        coordinator=CoordinatorConfig(max_wait_s=0.3, min_link_gb_per_s=0.0),
+        max_model_len=24 * 16,
+    )
+    asked = (
+        (90, 90, 0.05), (108, 200, 0.05), (36, 9, 0.05), (100, 1, 0.1), (111, 9, 0.15), (153, 2, 0.2), (15, 40, 0.2),
+        (1, 2, 0.203), (60, 90, 0.206), (88, 200, 0.209), (99, 200, 0.259), (78, 1, 0.309), (50, 40, 0.359),
+        (16, 40, 0.409), (117, 200, 0.412), (116, 2, 0.415), (145, 90, 0.418), (26, 2, 0.468), (126, 2, 0.471),
+    )  # fmt: skip
+    shapes = [
+        Shape((own(index, tokens),), output, at_s) for index, (tokens, output, at_s) in enumerate(asked)
+    ]
+    return deployment, shapes
+
+
 @settings(max_examples=25, deadline=None)
+@example(*preempted_while_steps_are_told_of())
 @given(deployments(), requests())
 def test_each_request_ends_once_with_its_tokens_and_nothing_is_left(
     deployment: Deployment, shapes: list[Shape]
