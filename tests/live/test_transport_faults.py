@@ -28,20 +28,25 @@ def is_closed_by_peer(connection: socket.socket) -> bool:
         return True
 
 
+async def linked_to(peer: RemotePeer, name: str, blocks: list[int]) -> KVSender:
+    """A sender to the peer, which expects these blocks under fence 1."""
+    region = KVRegion(memoryview(bytearray(NUM_BLOCKS * LAYOUT.block_bytes)), LAYOUT, NUM_BLOCKS)
+    end = LocalEnd("prefill-0", "b2")
+    address = bytes.fromhex(await peer.call("listen"))
+    sender = await transports.sender(TransportName(name), address, region, end, seal=False)
+    await peer.call("expect", fence=1, writer=end.writer, blocks=blocks)
+    return sender
+
+
 @pytest.mark.parametrize("name", ["shm", "tcp", "ucx"])
 async def test_a_killed_receiver_is_noticed_in_bounded_time(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     require(name)
     monkeypatch.setattr(pushes, "STALL_S", 1.0)
-    peer = await RemotePeer.start(name, "decode-0")
-    region = KVRegion(memoryview(bytearray(NUM_BLOCKS * LAYOUT.block_bytes)), LAYOUT, NUM_BLOCKS)
-    end = LocalEnd("prefill-0", "b2")
-    blocks = list(range(NUM_BLOCKS))
+    peer, blocks = await RemotePeer.start(name, "decode-0"), list(range(NUM_BLOCKS))
     async with asyncio.timeout(DEADLINE_S):
-        address = bytes.fromhex(await peer.call("listen"))
-        sender: KVSender = await transports.sender(TransportName(name), address, region, end, seal=False)
-        await peer.call("expect", fence=1, writer=end.writer, blocks=blocks)
+        sender = await linked_to(peer, name, blocks)
         sender.push(1, BlockRange(blocks, blocks, 0, HALF))
         await sender.finish(1)
         assert sender.lost is None
@@ -67,14 +72,9 @@ async def test_a_receiver_that_takes_nothing_blocks_no_push_and_loses_the_link(
 ) -> None:
     require(name)
     monkeypatch.setattr(pushes, "STALL_S", 0.5)
-    peer = await RemotePeer.start(name, "decode-0")
-    region = KVRegion(memoryview(bytearray(NUM_BLOCKS * LAYOUT.block_bytes)), LAYOUT, NUM_BLOCKS)
-    end = LocalEnd("prefill-0", "b2")
-    blocks = list(range(NUM_BLOCKS))
+    peer, blocks = await RemotePeer.start(name, "decode-0"), list(range(NUM_BLOCKS))
     async with asyncio.timeout(DEADLINE_S):
-        address = bytes.fromhex(await peer.call("listen"))
-        sender = await transports.sender(TransportName(name), address, region, end, seal=False)
-        await peer.call("expect", fence=1, writer=end.writer, blocks=blocks)
+        sender = await linked_to(peer, name, blocks)
         peer.freeze()
         for _ in range(10):  # more than any socket buffers
             sender.push(1, BlockRange(blocks, blocks, 0, LAYERS))
