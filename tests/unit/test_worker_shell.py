@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from dataclasses import replace
 from queue import Queue
@@ -263,12 +264,27 @@ async def test_a_coordinator_that_does_not_answer_is_named_ever_more_rarely(
     monkeypatch.setattr("twinpool.worker.shell.REGISTER_AGAIN_S", 0.01)
     monkeypatch.setattr("twinpool.worker.shell.NO_ANSWER_S", 0.02)
     shell = shell_of(Core())
+    told: list[logging.LogRecord] = []
+    third = asyncio.Event()
+
+    def keep(record: logging.LogRecord) -> bool:
+        if "no coordinator answers at tcp://127.0.0.1:1" in record.getMessage():
+            told.append(record)
+            if len(told) == 3:
+                third.set()
+        return True
+
+    caplog.handler.addFilter(keep)
     running = asyncio.create_task(shell.run())
-    await asyncio.sleep(0.3)
+    try:
+        async with asyncio.timeout(10):
+            await third.wait()
+    finally:
+        caplog.handler.removeFilter(keep)
     shell.stop("the test is over")
     await running
-    assert "no coordinator answers at tcp://127.0.0.1:1" in caplog.text
-    assert len(caplog.records) <= 6
+    silent_s = [record.args[1] for record in told if isinstance(record.args, tuple)]
+    assert silent_s[:3] == pytest.approx([0.02, 0.04, 0.08])
 
 
 async def test_a_worker_with_another_token_is_told_so_and_ends(monkeypatch: pytest.MonkeyPatch) -> None:
