@@ -57,7 +57,7 @@ def test_a_peer_that_takes_nothing_stalls_the_whole_prefill_worker(split: Server
 def test_requests_without_workers_hang_or_are_told_to_try_later(colocated: Server) -> None:
     """P8, M9: the last worker is gone, as before the first one came: 503 with the reason, `/ready` says no, and so
     does `/health` while somebody waits. A stream that was running is carried on when a worker is back."""
-    fields = {"prompt": "I will be back", "max_tokens": 300, "ignore_eos": True}
+    fields = {"prompt": "I will be back", "max_tokens": 900, "ignore_eos": True}
     wanted = stream(colocated, **fields)
     with ThreadPoolExecutor(1) as pool:
         delivered = colocated.metric("twinpool_delivered_tokens_total")

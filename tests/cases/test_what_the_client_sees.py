@@ -33,6 +33,8 @@ def test_an_aborted_answer_ends_like_a_whole_one(anywhere: Server, visit: Visit)
             visitor.wait_until(state)
             assert anywhere.post(f"/v1/requests/{visitor.request_id}/cancel", {}).status_code == 200
             answer = visitor.read_all()
+            if answer.finish == "length":
+                continue  # it was over before the server was told
             assert answer.finish == "error"
             assert "cancelled" in answer.error
             visitor.wait_until("cancelled")
@@ -155,12 +157,17 @@ def test_two_requests_of_one_id_mix(anywhere: Server) -> None:
     same, each gets its own answer."""
     bodies = [{"prompt": [100 + n] * 30, "max_tokens": 120, "ignore_eos": True} for n in range(2)]
     alone = [ask(anywhere, **body) for body in bodies]
-    for wanted in (False, True):
-        headers = {"x-request-id": uuid.uuid4().hex} | ({"x-allow-duplicate": "true"} if wanted else {})
+
+    def both(**headers: str) -> list[int]:
+        """Asks for both under one id; their statuses, the lower one first."""
+        headers["x-request-id"] = uuid.uuid4().hex
         with ThreadPoolExecutor(2) as pool:
             running = [pool.submit(stream, anywhere, headers=headers, **body) for body in bodies]
             answers = [future.result() for future in running]
-        statuses = sorted(answer.status for answer in answers)
-        assert statuses == ([200, 200] if wanted else [200, 409])
         for answer, right in zip(answers, alone, strict=True):
             assert answer.status == 409 or answer.outcome == right.outcome
+        return sorted(answer.status for answer in answers)
+
+    # One that is over before the other has come meets no other.
+    assert any(both() == [200, 409] for _ in range(TRIES)), "nobody was refused"
+    assert both(**{"x-allow-duplicate": "true"}) == [200, 200]

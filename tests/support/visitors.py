@@ -95,6 +95,10 @@ def _take(answer: Answer, line: str) -> None:
             answer.finish = choice["finish_reason"]
 
 
+def _states(story: Mapping[str, Any]) -> list[str]:
+    return [entry["state"] for entry in story.get("states", [])]
+
+
 class Visitor:
     """A client on a connection of its own, which it may break off at any moment."""
 
@@ -117,7 +121,11 @@ class Visitor:
 
     def states(self) -> list[str]:
         """The states that it has been in, in order."""
-        return [entry["state"] for entry in self.timeline().get("states", [])]
+        return _states(self.timeline())
+
+    def states_of_each(self) -> list[list[str]]:
+        """The same of one that asked for several answers: of each that the server knows of."""
+        return [_states(choice) for choice in self.timeline().get("choices", [])]
 
     def wait_until(self, *states: str) -> str:
         """Waits until it is, or was, in one of `states`; returns the present one."""
