@@ -18,8 +18,8 @@ MEDIAN_TARGET, WORST_TARGET = 0.10, 0.25
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """One figure of one load on one layout, in seconds, or requests per second: the median of the predictions of all
-    repetitions, and the measured runs', in order."""
+    """One figure of one load on one layout, in seconds, or requests per second: the median of all simulated runs, and
+    the measured runs', in order."""
 
     layout: str
     load: str
@@ -57,13 +57,14 @@ def _ratio(value: float, of: float) -> float:
 def compare(
     layout: str, load: str, slo: Slo, predicted: Sequence[Sequence[Run]], measured: Sequence[Run]
 ) -> list[Compared]:
-    """All figures of runs of the same requests: of each real one, the simulated ones, of which the mean counts."""
+    """All figures of runs of the same requests: of each real one, the simulated ones. What counts is the median of all
+    runs on either side: the mean of a skewed figure is above its median."""
     theirs = [seen(run, slo) for run in measured]
     ours = [[seen(run, slo) for run in runs] for runs in predicted]
     return [
         Compared(
             layout, load, figure.measure.name,
-            statistics.median(statistics.fmean(map(figure.of, runs)) for runs in ours),
+            statistics.median(figure.of(run) for runs in ours for run in runs),
             tuple(map(figure.of, theirs)),
         )
         for figure in _figures()

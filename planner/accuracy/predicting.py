@@ -20,7 +20,7 @@ from twinpool.planner.profile.saved import Profile, StepSample, Unsteadiness
 from twinpool.planner.profile.unsteady import UnsteadyTimes
 from twinpool.planner.simulator.driver import simulate
 
-NUM_SEEDS = 5
+NUM_SEEDS = 12
 """How often each run is simulated: which step meets which factor is chance."""
 
 

@@ -31,11 +31,13 @@ def measured_section(
     noise = [run.settings.get("noise", {}) for run in runs]
     lines = [
         BEGIN,
-        f"{facts.model} on {facts.num_cores} cores of {facts.cpu}, {facts.started_at[:10]}: {len(runs)} runs, "
+        f"{facts.model} on {facts.num_cores} cores of {facts.cpu}, {facts.started_at[:10]}: {len(runs)} runs,",
         f"{num_requests:,} requests, loads of about {facts.seconds:g} s, {facts.repetitions} times each, seed "
-        f"{facts.seed}. Beside server and load generator, programs of this machine used at most "
-        f"{_most(noise, 'others_share'):.1%} of the cores during a run; the machine below it took at most "
-        f"{_most(noise, 'stolen_share'):.1%}. What one core read from memory right before a run: {_pace(noise)}.",
+        f"{facts.seed}.",
+        "Beside server and load generator, programs of this machine used at most "
+        f"{_most(noise, 'others_share'):.1%} of the cores during a run;",
+        f"the machine below it took at most {_most(noise, 'stolen_share'):.1%}.",
+        f"What one core read from memory right before a run: {_pace(noise)}.",
         "",
         f"Median error {found.median:.1%} (target {MEDIAN_TARGET:.0%}), worst {found.worst:.1%} (target "
         f"{WORST_TARGET:.0%}): {verdict}.",

@@ -186,10 +186,25 @@ def test_unsteady_times_have_the_mean_of_the_steady_ones_and_are_the_same_each_t
     ratios = [unsteady.step_s(shape) / steady.step_s(shape) for shape in shapes]
     assert np.mean(ratios) == pytest.approx(1, rel=0.01)
     assert {round(ratio, 6) for ratio in ratios} == {0.9, 1.0, 1.1}
-    assert ratios == [UnsteadyTimes(steady, 1).step_s(shape) / steady.step_s(shape) for shape in shapes]
+    again = UnsteadyTimes(steady, 1)
+    assert ratios == [again.step_s(shape) / steady.step_s(shape) for shape in shapes]
     assert ratios != [other.step_s(shape) / steady.step_s(shape) for shape in shapes]
     assert unsteady.transfer_s(1000) == steady.transfer_s(1000)
     assert unsteady.overheads == steady.overheads
+
+
+def test_an_unsteady_step_keeps_its_factor_while_it_runs_and_the_next_of_its_shape_has_its_own() -> None:
+    steady = FittedTimes(made_profile())
+    unsteady, prompt = UnsteadyTimes(steady, 1), of_chunk(96, 384)
+    factors = []
+    for length in range(0, 2000, 10):
+        factors.append(unsteady.step_s(prompt) / steady.step_s(prompt))
+        unsteady.step_s(of_sequences([200 + length]))
+        assert unsteady.step_s(prompt, 1) / steady.step_s(prompt, 1) == pytest.approx(factors[-1])
+        for later in range(5):
+            unsteady.step_s(of_sequences([201 + length + later]))
+    assert {round(factor, 6) for factor in factors} == {0.95, 1.05}
+    assert np.mean(factors) == pytest.approx(1, abs=0.02)
 
 
 def test_plans_hold_only_what_the_context_holds_and_always_the_parts() -> None:
