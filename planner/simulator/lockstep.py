@@ -5,6 +5,10 @@ a colocated worker computes a prompt. `walk_in_lockstep` keeps those counts, and
 (`events.EmitRun`). Steps that will change nothing else are not on the agenda: their ends are computed ahead, and
 whoever looks at the worker, or tells it something, makes it `settle` those that have passed. The run is the same to the
 last bit as step by step, where each sequence has a slice and each token a message: tests say so.
+
+Workers that share cores skip likewise. What stretches their steps is how many others compute, so while nobody begins to
+compute or rests, ends are computed ahead as of a worker alone; when somebody does, those that have not come are
+computed anew (`go_on`).
 """
 
 from __future__ import annotations
@@ -44,7 +48,7 @@ class LockstepWorker(SimulatedWorker):
             raise InvariantViolation(f"{self.worker_id} is no worker that can go in lockstep")
         self._decode = self.core
         self._decode.walk_in_lockstep(TOKEN_ID)
-        self.may_skip = self._machine is None
+        self.may_skip = True
         self.untold: list[tuple[float, int, LockstepTokens]] = []
         self.due_at = self.foreseen_until = inf
         self.num_foreseen = 0
@@ -55,7 +59,9 @@ class LockstepWorker(SimulatedWorker):
         self._num_ended = 0
         """Sequences of the step that ended last."""
         self._expected = -1
-        """That of the one whose end is on the agenda."""
+        """That of the one whose end is on the agenda; below 0 while none is."""
+        self._num_busy = 0
+        """Others that compute on the same cores."""
 
     def take(self, event: Event) -> None:
         """The core hears of `event` now."""
@@ -136,13 +142,30 @@ class LockstepWorker(SimulatedWorker):
             self._expect()
 
     def go_on(self, num_busy: int) -> None:
-        """See `SimulatedWorker`. The end of a step that nothing stretches is put on the agenda when it is planned."""
-        if self._machine is not None:
-            super().go_on(num_busy)
-            return
-        self._ends_at = [self._agenda.now + self._step_s(0)]
+        """See `SimulatedWorker`. Of a step that begins, no end is on the agenda before the next one is planned.
+
+        One that is to end at this very moment has ended, whether or not it comes after what brings the change: less is
+        left of it than the time's last digit, so stretched it ends now, too.
+        """
+        is_new = self._expected < 0
+        if not is_new:
+            self.settle(self._agenda.now)
+            self._begin_ends_anew()
+        self._num_busy = num_busy
+        self._ends_at = [self._end_beside(num_busy)]
+        if not is_new:
+            self._expect()
+
+    def _begin_ends_anew(self) -> None:
+        """The step that runs, at its own pace since it began, is the first one whose end is known."""
+        if number := self._present:
+            num_sequences, context, *_ = self._shape
+            self._shape = StepShape(num_sequences, context + number * num_sequences)
+            self._has_slept = False
+            self._moved_at, self._share_done = self._began_at, 0.0
+            self._whole_s = self._step_s(self._num_busy)
+        self._ends_foreseen = max(0, self._ends_foreseen - number)
         self._present, self._expected = 0, -1
-        self._ends_foreseen = 0
 
     def _go_on_working(self) -> None:
         if not self._is_stepping:
@@ -151,8 +174,7 @@ class LockstepWorker(SimulatedWorker):
             self._do(self._decode.flush())
         if self._is_stepping:
             self._decode.plan_step_ahead()
-            if self._machine is None:
-                self._expect()
+            self._expect()
 
     def _expect(self) -> None:
         """Puts the end of the first step that is not quiet on the agenda."""
@@ -161,7 +183,7 @@ class LockstepWorker(SimulatedWorker):
             ends_at, (num_sequences, context, *_) = self._ends_at, self._shape
             for number in range(len(ends_at), place + 1):
                 shape = StepShape(num_sequences, context + number * num_sequences)
-                ends_at.append(ends_at[-1] + self._times.step_s(shape))
+                ends_at.append(ends_at[-1] + self._times.step_s(shape, self._num_busy))
             self._expected = place
             self._version += 1
             self._agenda.at(ends_at[place], self.number, self._end_step, self._version)
@@ -190,7 +212,7 @@ class LockstepWorker(SimulatedWorker):
         return all(token.finish is None for token in message.tokens)
 
     def _step_ended(self, seconds: float) -> None:
-        self._expected = -1
+        self._present, self._expected, self._ends_foreseen = 0, -1, 0
         self._num_ended = self._shape.num_sequences
         commands, following = self._decode.end_step(seconds, self._agenda.now)
         if following is not None:

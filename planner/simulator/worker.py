@@ -177,14 +177,17 @@ class SimulatedWorker:
 
     def go_on(self, num_busy: int) -> None:
         """From now on the step takes its course beside `num_busy` others (`Machine`)."""
+        self._version += 1
+        self._agenda.at(self._end_beside(num_busy), self.number, self._end_step, self._version)
+
+    def _end_beside(self, num_busy: int) -> float:
+        """When the step that runs ends, if so many others compute from now on."""
         now = self._agenda.now
         if self._whole_s:
             self._share_done += (now - self._moved_at) / self._whole_s
         self._moved_at = now
         self._whole_s = self._step_s(num_busy)
-        left = max(0.0, 1.0 - self._share_done)
-        self._version += 1
-        self._agenda.at(now + left * self._whole_s, self.number, self._end_step, self._version)
+        return now + max(0.0, 1.0 - self._share_done) * self._whole_s
 
     def _step_s(self, num_busy: int) -> float:
         """Of the step that runs, beside so many others, from its beginning to its end."""

@@ -1,4 +1,5 @@
-"""Any requests on any small deployment: each ends once, with its tokens, in order; steps may be skipped."""
+"""Any requests on any small deployment: each ends once, with its tokens, in order; steps may be skipped, on cores that
+workers share, too."""
 
 from __future__ import annotations
 
@@ -43,10 +44,10 @@ def deployments(draw: st.DrawFn) -> Deployment:
     overheads = draw(st.sampled_from((Overheads(), OVERHEADS, Overheads(control_s=0.01, output_s=0.013))))
     decode = replace(DECODE, overheads=overheads)
     prefill = replace(PREFILL, overheads=decode.overheads)
-    machine = draw(st.sampled_from((None, None, "this")))
+    machine = draw(st.sampled_from((None, "this")))
     if draw(st.booleans()):
         return colocated(
-            draw(st.integers(1, 2)),
+            draw(st.integers(1, 3)),
             decode,
             num_blocks=num_blocks,
             config=replace(config, hybrid=False),
@@ -109,8 +110,17 @@ def preempted_while_steps_are_told_of() -> tuple[Deployment, list[Shape]]:
     return deployment, shapes
 
 
+def steps_that_end_together_on_shared_cores() -> tuple[Deployment, list[Shape]]:
+    """Three workers begin alike, so steps of two end at the moment at which the third one has nothing more to do."""
+    times = LinearTimes(base_s=0.008, busy_share=0.3)
+    deployment = colocated(3, times, config=SchedulerConfig(token_budget=16), machine="this")
+    outputs = (90, 40, 200, 40, 90, 2, 200, 9, 40)
+    return deployment, [Shape((own(index, 16),), output, 0.1) for index, output in enumerate(outputs)]
+
+
 @settings(max_examples=25, deadline=None)
 @example(*preempted_while_steps_are_told_of())
+@example(*steps_that_end_together_on_shared_cores())
 @given(deployments(), requests())
 def test_each_request_ends_once_with_its_tokens_and_nothing_is_left(
     deployment: Deployment, shapes: list[Shape]
