@@ -43,7 +43,8 @@ EXIT_NO_READER = 141
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command; returns its exit status (2: a setting is wrong, 1: it failed, 141: nobody reads its output)."""
+    """Runs one command; returns its exit status (2: a setting is wrong, 1: it failed, or its output cannot be written,
+    141: nobody reads its output)."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     if arguments[:1] == ["bench"]:
         from twinpool.commands.bench import with_part
@@ -67,11 +68,32 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         if _is_read(sys.stdout.fileno()):
             raise  # another pipe broke
-        os.dup2(
-            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
-        )  # the interpreter flushes once more at its end
+        _drop_output()
         return EXIT_NO_READER
+    except OSError as exc:
+        if _takes_output():
+            raise  # something else failed
+        _drop_output()
+        print(
+            f"twinpool: standard output cannot be written: {exc.strerror}; send it elsewhere, or make room there",
+            file=sys.stderr,
+        )
+        return 1
     return status
+
+
+def _takes_output() -> bool:
+    """Whether standard output takes an empty line, with all that is left to be written before it."""
+    try:
+        print(flush=True)
+    except OSError:
+        return False
+    return True
+
+
+def _drop_output() -> None:
+    """What is left goes nowhere: the interpreter flushes once more at its end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _is_read(pipe: int) -> bool:

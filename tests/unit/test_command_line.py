@@ -94,22 +94,43 @@ def test_a_context_that_the_model_does_not_have_is_refused_before_workers_start(
     assert "2 to 64, the model's context" in told
 
 
+KV_SIZE = (sys.executable, "-m", "twinpool", "kv-size", "--layers", "2", "--kv-heads", "1", "--head-dim", "8")
+
+
 def test_output_that_nobody_reads_ends_a_command_without_a_word() -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "twinpool",
-        "kv-size",
-        "--layers",
-        "2",
-        "--kv-heads",
-        "1",
-        "--head-dim",
-        "8",
-    ]
-    command += ["--context", "16"]
     read, write = os.pipe()
     os.close(read)
     with os.fdopen(write, "wb") as pipe:
+        command = [*KV_SIZE, "--context", "16"]
         ended = subprocess.run(command, stdout=pipe, stderr=subprocess.PIPE, text=True, check=False)
     assert (ended.returncode, ended.stderr) == (141, "")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full, a disk that is always full")
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_output_that_cannot_be_written_fails_in_one_line(unbuffered: str) -> None:
+    with Path("/dev/full").open("wb") as full:
+        ended = subprocess.run(
+            [*KV_SIZE, "--context", "16"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+            env={**os.environ, "PYTHONUNBUFFERED": unbuffered},
+        )
+    assert ended.returncode == 1
+    assert ended.stderr == (
+        "twinpool: standard output cannot be written: No space left on device; send it elsewhere, or make room there\n"
+    )
+
+
+def test_another_fault_of_the_system_is_not_taken_for_one_of_the_output(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(_: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("twinpool.commands.kv_size.run", fail)
+    with pytest.raises(OSError, match="No space left on device"):
+        main([*KV_SIZE[3:], "--context", "16"])
+    assert "standard output" not in capsys.readouterr().err
