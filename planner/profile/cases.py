@@ -100,8 +100,10 @@ class StepPlan:
 
 
 ROW_KNOTS = (1, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
-"""Where the products' time may bend: kernels work in tiles of 6, 16 or 32 rows, and turn from reading weights to
-arithmetic somewhere. Several shapes lie in each segment, so one that was disturbed bends nothing by itself."""
+"""Where the products' time may bend: kernels turn from reading weights to arithmetic somewhere. Several shapes lie in
+each segment, so one that was disturbed bends nothing by itself. Kernels work in tiles of 6, 16 or 32 rows, the last of
+which may be nearly empty: so shapes have rows of all remainders, as traffic has, and not whole tiles alone, which cost
+the least for each row."""
 _RAGGED = (40, 90, 130, 210, 260, 330, 470, 520, 610, 700)
 
 
@@ -113,17 +115,27 @@ def full_plan(max_model_len: int) -> StepPlan:
         *_decode((1, 4, 16, 32), 64),
         *_decode((1, 8), 1900),
         *_decode((16, 32), 600),
-        *_prompts((4, 8, 16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)),
-        *_cached(((16, 256), (16, 1024), (64, 512), (128, 512), (128, 1536), (256, 1024), (512, 512))),
+        *_prompts((4, 9, 16, 25, 32, 53, 64, 83, 97, 117, 128, 150, 179, 206, 240, 256, 283, 330, 390, 465, 512, 600)),
+        *_prompts((778, 1024)),
+        *_cached(((18, 256), (16, 1024), (70, 512), (99, 400), (128, 512), (135, 1536), (170, 300))),
+        *_cached(((256, 1024), (500, 512))),
         *_chunks(((64, 0), (64, 0)), ((128, 0), (64, 0), (64, 0)), ((128, 512), (128, 0)), ((32, 0),) * 8),
         *_mixed(1, 256, ((127, 0),)),
+        *_mixed(2, 200, ((67, 0),)),
         *_mixed(4, 256, ((124, 0),)),
+        *_mixed(3, 200, ((92, 0),)),
         *_mixed(8, 256, ((120, 0),)),
         *_mixed(8, 512, ((120, 512),)),
+        *_mixed(3, 400, ((96, 384),)),
         *_mixed(8, 256, ((24, 256),)),
-        *_mixed(16, 256, ((112, 0),)),
-        *_mixed(4, 256, ((508, 0),)),
+        *_mixed(5, 300, ((35, 128),)),
+        *_mixed(2, 200, ((160, 0),)),
+        *_mixed(16, 256, ((114, 0),)),
+        *_mixed(1, 200, ((233, 0),)),
         *_mixed(16, 256, ((240, 0),)),
+        *_mixed(3, 250, ((345, 0),)),
+        *_mixed(4, 256, ((508, 0),)),
+        *_mixed(2, 300, ((1000, 0),)),
         Case(Part.DECODE, _RAGGED, (), True),
         *_decode((5, 20), 400, is_held_out=True),
         *_prompts((100, 300, 700), is_held_out=True),
@@ -147,11 +159,13 @@ def quick_plan(max_model_len: int) -> StepPlan:
         *_decode((1, 2, 4, 8, 16, 32, 64), 256),
         *_decode((1, 8), 1024),
         *_decode((16,), 64),
-        *_prompts((8, 32, 64, 128, 256, 512)),
-        *_cached(((16, 512), (128, 512), (256, 1024))),
+        *_prompts((8, 32, 67, 117, 256, 480)),
+        *_cached(((18, 512), (117, 512), (256, 1024))),
         *_chunks(((64, 0), (64, 0))),
+        *_mixed(2, 200, ((67, 0),)),
         *_mixed(8, 256, ((120, 0),)),
-        *_mixed(4, 256, ((124, 512),)),
+        *_mixed(4, 256, ((96, 512),)),
+        *_mixed(3, 250, ((240, 0),)),
         Case(Part.DECODE, _RAGGED, (), True),
         *_prompts((300,), is_held_out=True),
         *_mixed(3, 150, ((60, 0), (65, 300)), is_held_out=True),

@@ -21,6 +21,7 @@ import psutil
 from twinpool.bench.engine.floors import Piece
 from twinpool.errors import ModelError
 from twinpool.planner.profile.cases import Case, StepPlan
+from twinpool.planner.profile.pace import Turn, paces
 from twinpool.planner.profile.saved import StepSample
 from twinpool.planner.profile.spread import spread
 
@@ -179,12 +180,12 @@ class Sampler:
         self._kinds = kinds
         self._seconds: dict[Kind, list[float]] = {kind: [] for kind in kinds}
         self._before: dict[Kind, list[float]] = {kind: [] for kind in kinds}
-        self._turn = 0
+        self._turns: list[Turn] = []
 
     @property
     def num_rounds(self) -> float:
         """How often all cases had their turn."""
-        return self._turn / len(self._kinds)
+        return len(self._turns) / len(self._kinds)
 
     def go_on(self, seconds: float, least_rounds: int = 0, say: Say = lambda _: None) -> list[StepSample]:
         """Goes on where it was, for about so long, and until there were so many rounds. Gives what it found meanwhile.
@@ -192,21 +193,29 @@ class Sampler:
         kinds = self._kinds
         found: list[StepSample] = []
         until = time.monotonic() + seconds
-        while time.monotonic() < until or self._turn < least_rounds * len(kinds):
-            place = self._turn % len(kinds)
+        while time.monotonic() < until or len(self._turns) < least_rounds * len(kinds):
+            number, place = divmod(len(self._turns), len(kinds))
             if not place:
-                say(f"steps of the engine: {len(kinds)} of them, round {self._turn // len(kinds) + 1}")
-            kind = kinds[place]
+                say(f"steps of the engine: {len(kinds)} of them, round {number + 1}")
+            kind, at_s = kinds[place], time.monotonic()
             before, taken = self._run(kind)
             self._before[kind] += before
             self._seconds[kind] += taken
             found.append(_sample(kind, taken, before))
-            self._turn += 1
+            self._turns.append(Turn(kind, at_s, found[-1].seconds))
         return found
 
     def samples(self) -> list[StepSample]:
-        """What was found so far, of cases that had a turn."""
-        return [_sample(kind, each, self._before[kind]) for kind, each in self._seconds.items() if each]
+        """What was found so far, of cases that had a turn. What ran alone, and has nothing to be compared with, is told
+        as it would have been at the machine's usual pace."""
+        at_usual_pace: dict[Kind, list[float]] = {}
+        for turn, pace in zip(self._turns, paces(self._turns), strict=True):
+            at_usual_pace.setdefault(turn.kind, []).append(turn.seconds / pace)
+        return [
+            _sample(kind, each, self._before[kind], at_usual_pace[kind])
+            for kind, each in self._seconds.items()
+            if each
+        ]
 
     def _run(self, kind: Kind) -> tuple[list[float], list[float]]:
         """What to compare it with, measured right before, and the kind itself."""
@@ -228,14 +237,17 @@ class Sampler:
             return before, engine.seconds(case.pieces, 1)
 
 
-def _sample(kind: Kind, seconds: Sequence[float], before: Sequence[float]) -> StepSample:
+def _sample(
+    kind: Kind, seconds: Sequence[float], before: Sequence[float], at_usual_pace: Sequence[float] = ()
+) -> StepSample:
     case = kind.case
+    counted = seconds if before else at_usual_pace or seconds
     return StepSample(
         part=case.part.value,
         name=case.name,
         shape=tuple(case.shape),
         num_busy=kind.num_busy,
-        seconds=statistics.fmean(_within_reason(seconds)),
+        seconds=statistics.fmean(_within_reason(counted)),
         spread=spread(seconds),
         num_runs=len(seconds),
         each_s=tuple(seconds),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import statistics
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
@@ -23,10 +24,13 @@ from twinpool.planner.profile.saved import (
     TransferSample,
     Unsteadiness,
 )
-from twinpool.planner.profile.step_model import StepModel
+from twinpool.planner.profile.step_model import StepModel, whole_tiles
 from twinpool.planner.step_shape import StepShape
 
 _REWEIGHTINGS = 4
+_TILES = (16, 32)
+_SHARED_FROM = (64, 128, 256)
+"""Rows from which on threads may share them: each then has tiles of its own."""
 FAR_OFF_MEDIAN, FAR_OFF_P90, FAR_OFF_WORST = 0.1, 0.25, 0.5
 """Residuals beyond one of these make a fit one that must not be trusted unsaid."""
 LEAST_PROMPT = 32
@@ -35,10 +39,35 @@ NUM_FACTORS = 40
 
 
 def fit_steps(samples: Sequence[StepSample], row_knots: Sequence[int]) -> StepFit:
-    """The model of steps that ran alone. `row_knots` rise from 1; samples that are held out are not used."""
+    """The model of steps that ran alone. `row_knots` rise from 1; samples that are held out are not used. Tiles are
+    those that leave the least relative errors."""
     used = [each for each in samples if not (each.is_held_out or each.num_busy or each.has_slept)]
+    return min(
+        (_fitted(used, row_knots, tiles) for tiles in _tilings(row_knots)), key=lambda found: found[0]
+    )[1]
+
+
+def _tilings(knots: Sequence[int]) -> list[tuple[int, ...]]:
+    """What the tiles between knots may be: none, or of one size, which may double at a knot, where threads begin to
+    share rows in place of columns."""
+
+    def fitting(tile: int, low: int, high: int) -> int:
+        return tile if low % tile == 0 and high - low >= tile else 1
+
+    found = [(1,) * len(knots)]
+    for tile in _TILES:
+        for doubled_from in (*_SHARED_FROM, knots[-1]):
+            sizes = [2 * tile if low >= doubled_from else tile for low in knots[:-1]]
+            found.append((1, *map(fitting, sizes, knots[:-1], knots[1:])))
+    return list(dict.fromkeys(found))
+
+
+def _fitted(
+    used: Sequence[StepSample], row_knots: Sequence[int], tiles: tuple[int, ...]
+) -> tuple[float, StepFit]:
+    """The sum of the squares of relative errors, and the model, with such tiles."""
     seconds = np.array([sample.seconds for sample in used])
-    columns = np.array([_columns(StepShape(*sample.shape), row_knots) for sample in used])
+    columns = np.array([_columns(StepShape(*sample.shape), row_knots, tiles) for sample in used])
     # Errors relative to what was measured would count what is too fast by chance the most; so, then, relative to what
     # is predicted.
     scale, found = seconds, np.zeros(columns.shape[1])
@@ -46,31 +75,41 @@ def fit_steps(samples: Sequence[StepSample], row_knots: Sequence[int]) -> StepFi
         found = nnls(columns / scale[:, None], seconds / scale)
         scale = np.maximum(columns @ found, seconds.min() / 10)
     rises, rest = found[: len(row_knots)], found[len(row_knots) :]
-    return StepFit(
+    fit = StepFit(
         row_knots=tuple(row_knots),
+        row_tiles=tiles,
         rows_s=tuple(np.maximum.accumulate(np.cumsum(rises)).tolist()),
         sequence_s=float(rest[0]),
         chunk_s=float(rest[1]),
         context_token_s=float(rest[2]),
         prompt_pair_s=float(rest[3]),
         prompt_context_token_s=float(rest[4]),
+        both_s=float(rest[5]),
+        beside_sequence_s=float(rest[6]),
     )
+    return float(np.square(columns @ found / seconds - 1).sum()), fit
 
 
-def _columns(shape: StepShape, knots: Sequence[int]) -> list[float]:
+def _columns(shape: StepShape, knots: Sequence[int], tiles: Sequence[int]) -> list[float]:
     """How far a step is into each segment between knots (beyond the last one: as the last segment goes on), then what
     else it counts."""
     rows = max(1, shape.num_sequences + shape.prompt_tokens)
+    if 1 < rows < knots[-1]:
+        after = bisect_left(knots, rows)
+        rows = whole_tiles(rows, tiles[after], knots[after])
     segments = [1.0]
     for low, high in itertools.pairwise(knots):
         share = (rows - low) / (high - low)
         segments.append(max(0.0, share if high == knots[-1] else min(1.0, share)))
+    has_both = shape.num_sequences > 0 and shape.num_chunks > 0
     others = (
         shape.num_sequences,
         shape.num_chunks,
         shape.context_tokens,
         shape.prompt_pairs,
         shape.prompt_context,
+        has_both,
+        has_both * shape.num_sequences,
     )
     return [*segments, *map(float, others)]
 

@@ -14,7 +14,7 @@ from twinpool.planner.times.service_times import Overheads
 
 _LONGEST_S = 3600.0
 """Of whatever a profile says: more is a mistake, which a simulation would take for ever about."""
-FORMAT = 2
+FORMAT = 3
 """Of the file; another number means other fields."""
 
 
@@ -22,19 +22,24 @@ class StepFit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Seconds of a step of one worker that computes alone, as a sum of parts, none of which is negative.
 
     `rows_s[i]` is what the matrix products of `row_knots[i]` tokens take, with all that every step costs: reading the
-    weights is in all of them, arithmetic makes them rise, and tiles of rows make them rise in steps, so between knots
-    it is interpolated. The others are per unit of what a `StepShape` counts: `sequence_s` (its row of the head,
+    weights is in all of them, and arithmetic makes them rise. Between two knots it is interpolated. Kernels work in
+    tiles of rows: more rows than the knot before `row_knots[i]` has count as whole tiles of `row_tiles[i]`. The others
+    are per unit of what a `StepShape` counts: `sequence_s` (its row of the head,
     sampling), `chunk_s`, `context_token_s` (KV that sequences read), `prompt_pair_s` (arithmetic of a prompt's
-    attention), `prompt_context_token_s` (KV that chunks read).
+    attention), `prompt_context_token_s` (KV that chunks read). A step that has both costs `both_s` more, and
+    `beside_sequence_s` for each of its sequences: work of two kinds divides less evenly among threads.
     """
 
     row_knots: tuple[int, ...]
+    row_tiles: tuple[int, ...]
     rows_s: tuple[float, ...]
     sequence_s: float
     chunk_s: float
     context_token_s: float
     prompt_pair_s: float
     prompt_context_token_s: float
+    both_s: float
+    beside_sequence_s: float
 
 
 class SlowDown(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -236,6 +241,10 @@ def _check(profile: Profile, name: str) -> None:
     if len(knots) < 2 or len(knots) != len(times) or knots[0] != 1 or list(knots) != sorted(set(knots)):
         raise ConfigError(
             f"{name}: steps.row_knots is {knots}; wanted: two or more numbers that rise from 1, as many as rows_s"
+        )
+    if len(fit.row_tiles) != len(knots) or min(fit.row_tiles) < 1:
+        raise ConfigError(
+            f"{name}: steps.row_tiles is {fit.row_tiles}; wanted: numbers above 0, as many as row_knots"
         )
     if list(times) != sorted(times):
         raise ConfigError(f"{name}: steps.rows_s is {times}; wanted: times that never fall")

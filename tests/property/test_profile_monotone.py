@@ -23,7 +23,8 @@ def _fits(draw: st.DrawFn) -> StepFit:
     knots = sorted({1, *draw(st.lists(st.integers(2, 600), min_size=1, max_size=8))})
     rises = draw(st.lists(st.one_of(st.just(0.0), _SECONDS), min_size=len(knots), max_size=len(knots)))
     times = [math.fsum(rises[: n + 1]) for n in range(len(knots))]
-    return StepFit(tuple(knots), tuple(times), *(draw(st.floats(0, 1e-5)) for _ in range(5)))
+    tiles = [draw(st.integers(1, 40)) for _ in knots]
+    return StepFit(tuple(knots), tuple(tiles), tuple(times), *(draw(st.floats(0, 1e-5)) for _ in range(7)))
 
 
 _SHAPES = st.builds(StepShape, *[_COUNTS] * 6)

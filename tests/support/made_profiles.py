@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 from twinpool.planner.profile.cases import Case, full_plan
@@ -25,12 +26,15 @@ PLAN = full_plan(8192)
 TILE = 32
 TRUE_FIT = StepFit(
     row_knots=PLAN.row_knots,
+    row_tiles=tuple(TILE if rows >= TILE else 1 for rows in (0, *PLAN.row_knots[:-1])),
     rows_s=tuple(0.009 + 4e-4 * rows + (0.003 if rows > TILE else 0.0) for rows in PLAN.row_knots),
     sequence_s=5e-5,
     chunk_s=1e-4,
     context_token_s=1e-6,
     prompt_pair_s=3e-9,
     prompt_context_token_s=2e-7,
+    both_s=2e-3,
+    beside_sequence_s=3e-4,
 )
 TRUE_SLOW_DOWN = SlowDown(memory=0.4, arithmetic=0.05)
 
@@ -60,6 +64,12 @@ def sampled(cases: Sequence[Case], num_busy: int = 0) -> list[StepSample]:
     ]
 
 
+@functools.cache
+def fitted() -> StepFit:
+    """What is fitted to the made-up worker's steps."""
+    return fit_steps(sampled(PLAN.alone), PLAN.row_knots)
+
+
 def made_profile(fit: StepFit | None = None) -> Profile:
     """A whole profile, of `fit` or of what is fitted to the made-up worker's steps."""
     samples = sampled(PLAN.alone)
@@ -75,7 +85,7 @@ def made_profile(fit: StepFit | None = None) -> Profile:
         measured_at="2026-01-02T03:04:05+00:00",
         version="0.1.0",
         is_quick=False,
-        steps=fit or fit_steps(samples, PLAN.row_knots),
+        steps=fit or fitted(),
         slow_down=TRUE_SLOW_DOWN,
         served=ServedSteps(1e-4, 2e-5, 4e-5, 3e-5),
         transfers=(TransferFit("shm", 2e-4, 1.1e-10), TransferFit("tcp", 5e-4, 9e-10)),

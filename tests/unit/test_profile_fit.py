@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 import pytest
-from support.made_profiles import PLAN, TRUE_FIT, TRUE_SLOW_DOWN, made_profile, sampled, true_s
+from support.made_profiles import PLAN, TILE, TRUE_FIT, TRUE_SLOW_DOWN, made_profile, sampled, true_s
 
 from twinpool.planner.profile.cases import ROW_KNOTS, Case, Part, full_plan, quick_plan
 from twinpool.planner.profile.fit import (
@@ -29,6 +29,7 @@ COEFFICIENTS = [name for name in StepFit.__struct_fields__ if name not in ("row_
 
 def test_exact_steps_give_back_the_coefficients_they_were_made_with() -> None:
     fit = fit_steps(sampled(PLAN.alone), PLAN.row_knots)
+    assert fit.row_tiles == TRUE_FIT.row_tiles
     assert fit.rows_s == pytest.approx(TRUE_FIT.rows_s, rel=1e-9)
     for name in COEFFICIENTS:
         assert getattr(fit, name) == pytest.approx(getattr(TRUE_FIT, name), rel=1e-6), name
@@ -142,6 +143,17 @@ def test_a_step_between_measured_batches_lies_between_them_and_one_beyond_goes_o
         assert products_s(low) <= products_s((low + high) // 2) <= products_s(high)
     last = PLAN.row_knots[-1]
     assert products_s(2 * last) - products_s(last) == pytest.approx(4e-4 * last, rel=0.01)
+
+
+def test_rows_count_as_whole_tiles_and_what_is_on_both_sides_costs_more() -> None:
+    model = StepModel(TRUE_FIT)
+    assert model.parts(of_chunk(65))[1] - model.parts(of_chunk(64))[1] == pytest.approx(TILE * 4e-4, rel=0.01)
+    assert model.parts(StepShape(prompt_tokens=70)) == model.parts(StepShape(prompt_tokens=96))
+    both, prompt = StepShape(2, 0, 1, 30), StepShape(0, 0, 1, 32)
+    more_s = sum(model.parts(both)) - sum(model.parts(prompt))
+    assert more_s == pytest.approx(
+        TRUE_FIT.both_s + 2 * (TRUE_FIT.beside_sequence_s + TRUE_FIT.sequence_s), rel=1e-9
+    )
 
 
 def test_what_a_step_takes_longer_after_a_sleep_is_told_alone_and_beside_a_neighbour() -> None:
