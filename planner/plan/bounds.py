@@ -1,7 +1,8 @@
 """What a layout serves at best, in closed form: rates that no schedule exceeds, to search where it is worth while.
 
 Steps are taken as full as settings, memory and objectives allow, prompts as reused as a cache without bounds could, and
-nothing ever waits: so each bound is an upper one for service times that grow no faster than their step's tokens.
+nothing ever waits: so each bound is an upper one for service times that grow no faster than their step's tokens. Of
+workers that share cores as many compute at a time as together do most, and objectives are held against a step alone.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from twinpool.config import Role, SchedulerConfig
 from twinpool.planner.plan.layouts import Fleet, Layout, WorkerKind
 from twinpool.planner.plan.traffic import Lengths
 from twinpool.planner.step_shape import StepShape, of_chunk, of_sequences, together
-from twinpool.planner.times.service_times import Overheads, ServiceTimes
+from twinpool.planner.times.service_times import Overheads
 
 StepTime = Callable[[StepShape], float]
 _EXEMPT_SHARE = 0.01
@@ -49,22 +50,47 @@ class Bound:
     step_s: float = 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class _Workers:
+    """Alike; with `share_cores`, each slows the others down."""
+
+    kind: WorkerKind
+    count: int
+    share_cores: bool = False
+
+    def num_computing(self, shape: StepShape) -> int:
+        """So many of them, at a time, get most steps of that shape done."""
+        if not self.share_cores:
+            return self.count
+        step_s = self.kind.times.step_s
+        return max(range(1, self.count + 1), key=lambda number: number / step_s(shape, number - 1))
+
+    def step_s(self, shape: StepShape) -> float:
+        """Of one of them while so many compute."""
+        return self.kind.times.step_s(shape, self.num_computing(shape) - 1 if self.share_cores else 0)
+
+    def interval_s(self, shape: StepShape) -> float:
+        """From one step's end to the next one's, of whichever of them."""
+        return self.step_s(shape) / self.num_computing(shape)
+
+
 def bounds(fleet: Fleet, layout: Layout, lengths: Lengths, slo: Slo) -> tuple[Bound, ...]:
     """Of each pool and, where KV travels, of its links."""
+    share_cores = fleet.machine is not None
     if not layout.is_split:
-        scheduler = fleet.deployment(layout).pools[0].scheduler
-        return (_colocated(fleet.kinds[layout.decode_tp], layout.colocated, scheduler, lengths, slo),)
-    prefill, decode = fleet.kinds[layout.prefill_tp], fleet.kinds[layout.decode_tp]
+        workers = _Workers(fleet.kinds[layout.decode_tp], layout.colocated, share_cores)
+        return (_colocated(workers, fleet.deployment(layout).pools[0].scheduler, lengths, slo),)
+    prefill = _Workers(fleet.kinds[layout.prefill_tp], layout.prefill, share_cores)
+    decode = _Workers(fleet.kinds[layout.decode_tp], layout.decode, share_cores)
     if fleet.decode.hybrid:
-        workers = ((prefill, layout.prefill), (decode, layout.decode))
-        return (_hybrid(workers, fleet.decode, lengths, slo),)
+        return (_hybrid((prefill, decode), fleet.decode, lengths, slo),)
     bytes_sent = round(lengths.input_tokens * fleet.kv.token_bytes)
-    transfer_s = prefill.times.transfer_s(bytes_sent)
+    transfer_s = prefill.kind.times.transfer_s(bytes_sent)
     num_links = min(layout.prefill, layout.decode)
     link = Bound(Role.PREFILL, num_links / transfer_s if transfer_s else float("inf"), Limit.LINK)
     return (
-        _prefill(prefill.times, layout.prefill, fleet.prefill, lengths),
-        _decode(decode, layout.decode, fleet.decode, lengths, slo),
+        _prefill(prefill, fleet.prefill, lengths),
+        _decode(decode, fleet.decode, lengths, slo),
         link,
     )
 
@@ -78,8 +104,8 @@ def accelerator_seconds(fleet: Fleet, layout: Layout, lengths: Lengths, slo: Slo
     """What a request takes of accelerators in prefill and in decode where steps are as full as they may be: how the
     cost of colocated workers is shared out."""
     prefill_tp = layout.prefill_tp if layout.is_split else layout.decode_tp
-    prefill = _prefill(fleet.kinds[prefill_tp].times, 1, fleet.prefill, lengths)
-    decode = _decode(fleet.kinds[layout.decode_tp], 1, fleet.decode, lengths, slo)
+    prefill = _prefill(_Workers(fleet.kinds[prefill_tp], 1), fleet.prefill, lengths)
+    decode = _decode(_Workers(fleet.kinds[layout.decode_tp], 1), fleet.decode, lengths, slo)
     return prefill_tp / prefill.rate_per_s, layout.decode_tp / decode.rate_per_s if decode.rate_per_s else 0.0
 
 
@@ -129,15 +155,15 @@ def _prompts(lengths: Lengths, num_tokens: float) -> StepShape:
     )
 
 
-def _prefill(times: ServiceTimes, count: int, scheduler: SchedulerConfig, lengths: Lengths) -> Bound:
+def _prefill(workers: _Workers, scheduler: SchedulerConfig, lengths: Lengths) -> Bound:
     tokens = scheduler.token_budget or 0
     best, step_s = 0.0, 0.0
     while tokens >= 1:
-        seconds = times.step_s(_prompts(lengths, tokens))
-        if tokens / seconds > best:
-            best, step_s = tokens / seconds, seconds
+        prompts = _prompts(lengths, tokens)
+        if (rate := tokens / workers.interval_s(prompts)) > best:
+            best, step_s = rate, workers.step_s(prompts)
         tokens //= 2
-    return Bound(Role.PREFILL, count * best / lengths.new_tokens, Limit.PREFILL, step_s=step_s)
+    return Bound(Role.PREFILL, best / lengths.new_tokens, Limit.PREFILL, step_s=step_s)
 
 
 def _gap_bound_s(slo: Slo) -> float:
@@ -154,14 +180,14 @@ def _fit_in_memory(kind: WorkerKind, scheduler: SchedulerConfig, lengths: Length
     return int(kind.capacity.num_tokens / per_sequence)
 
 
-def _decode(kind: WorkerKind, count: int, scheduler: SchedulerConfig, lengths: Lengths, slo: Slo) -> Bound:
-    def step_s(sequences: int) -> float:
-        return kind.times.step_s(_running(lengths, sequences))
+def _decode(workers: _Workers, scheduler: SchedulerConfig, lengths: Lengths, slo: Slo) -> Bound:
+    def alone_s(sequences: int) -> float:
+        return workers.kind.times.step_s(_running(lengths, sequences))
 
-    in_memory = _fit_in_memory(kind, scheduler, lengths)
+    in_memory = _fit_in_memory(workers.kind, scheduler, lengths)
     most = min(in_memory, scheduler.max_num_seqs)
     gap_s = _gap_bound_s(slo)
-    found = _most(most, lambda sequences: step_s(sequences) <= gap_s)
+    found = _most(most, lambda sequences: alone_s(sequences) <= gap_s)
     if found < most:
         limit = Limit.ITL if found else Limit.NOTHING
     else:
@@ -169,22 +195,21 @@ def _decode(kind: WorkerKind, count: int, scheduler: SchedulerConfig, lengths: L
     if not found or not lengths.steps:
         rate = 0.0 if not found else float("inf")
         return Bound(Role.DECODE, rate, limit)
-    seconds = step_s(found)
-    return Bound(Role.DECODE, count * found / seconds / lengths.steps, limit, found, seconds)
+    step = _running(lengths, found)
+    rate = found / workers.interval_s(step) / lengths.steps
+    return Bound(Role.DECODE, rate, limit, found, workers.step_s(step))
 
 
-def _hybrid(
-    workers: Sequence[tuple[WorkerKind, int]], scheduler: SchedulerConfig, lengths: Lengths, slo: Slo
-) -> Bound:
+def _hybrid(pools: Sequence[_Workers], scheduler: SchedulerConfig, lengths: Lengths, slo: Slo) -> Bound:
     """Workers that each take prompts, streams, or both: the better of mixed steps everywhere and of the best division
     of their time between prompts and streams. Between the two, rates are weighted means of theirs."""
-    mixed = [_colocated(kind, count, scheduler, lengths, slo) for kind, count in workers]
+    mixed = [_colocated(pool, scheduler, lengths, slo) for pool in pools]
     rates = [
         (
-            _prefill(kind.times, count, scheduler, lengths).rate_per_s,
-            _decode(kind, count, scheduler, lengths, slo).rate_per_s,
+            _prefill(pool, scheduler, lengths).rate_per_s,
+            _decode(pool, scheduler, lengths, slo).rate_per_s,
         )
-        for kind, count in workers
+        for pool in pools
     ]
     rate = max(sum(each.rate_per_s for each in mixed), _divided(rates))
     return replace(max(mixed, key=lambda each: each.rate_per_s), rate_per_s=rate)
@@ -203,33 +228,31 @@ def _divided(rates: Sequence[tuple[float, float]]) -> float:
     return streams
 
 
-def _colocated(kind: WorkerKind, count: int, scheduler: SchedulerConfig, lengths: Lengths, slo: Slo) -> Bound:
+def _colocated(workers: _Workers, scheduler: SchedulerConfig, lengths: Lengths, slo: Slo) -> Bound:
     """The better of two ways: prompts in every step, within the objective; or, where that is of the p99 of gaps, in
     one step of a hundred, whose length does not count then."""
-    each = [_mixed(kind, scheduler, lengths, _gap_bound_s(slo), 1.0)]
+    each = [_mixed(workers, scheduler, lengths, _gap_bound_s(slo), 1.0)]
     if slo.itl_p99_s is not None and slo.tpot_s is None:
-        each.append(_mixed(kind, scheduler, lengths, slo.itl_p99_s, _EXEMPT_SHARE))
-    best = max(each, key=lambda found: found.rate_per_s)
-    return replace(best, rate_per_s=count * best.rate_per_s)
+        each.append(_mixed(workers, scheduler, lengths, slo.itl_p99_s, _EXEMPT_SHARE))
+    return max(each, key=lambda found: found.rate_per_s)
 
 
 def _mixed(
-    kind: WorkerKind, scheduler: SchedulerConfig, lengths: Lengths, gap_s: float, share: float
+    workers: _Workers, scheduler: SchedulerConfig, lengths: Lengths, gap_s: float, share: float
 ) -> Bound:
-    """Of one worker. A step has B sequences, and a `share` of the steps have the prompts of those that replace the ones
-    which end meanwhile."""
+    """A step has B sequences, and a `share` of the steps have the prompts of those that replace the ones which end
+    meanwhile."""
     per_sequence = lengths.new_tokens / max(1.0, lengths.steps) / share
     budget = scheduler.token_budget or 0
-    step_s = kind.times.step_s
 
-    def with_prompts_s(sequences: int) -> float:
-        prompts = _prompts(lengths, sequences * per_sequence)
-        return step_s(together(_running(lengths, sequences), prompts))
+    def with_prompts(sequences: int) -> StepShape:
+        return together(_running(lengths, sequences), _prompts(lengths, sequences * per_sequence))
 
     def counts_s(sequences: int) -> float:
-        return with_prompts_s(sequences) if share == 1 else step_s(_running(lengths, sequences))
+        counts = with_prompts(sequences) if share == 1 else _running(lengths, sequences)
+        return workers.kind.times.step_s(counts)
 
-    in_memory = _fit_in_memory(kind, scheduler, lengths)
+    in_memory = _fit_in_memory(workers.kind, scheduler, lengths)
     in_budget = int(budget / (1 + per_sequence))
     most = min(in_memory, in_budget, scheduler.max_num_seqs)
     found = _most(most, lambda sequences: counts_s(sequences) <= gap_s)
@@ -237,22 +260,27 @@ def _mixed(
         Limit.ITL if found < most else {in_memory: Limit.KV, in_budget: Limit.BUDGET}.get(most, Limit.SLOTS)
     )
     if not found:
-        return _one_sequence(step_s, budget, lengths, gap_s, share)
-    seconds = share * with_prompts_s(found) + (1 - share) * step_s(_running(lengths, found))
-    return Bound(Role.COLOCATED, found / seconds / max(1.0, lengths.steps), limit, found, seconds)
+        return _one_sequence(workers, budget, lengths, gap_s, share)
+
+    def mean(seconds: StepTime) -> float:
+        return share * seconds(with_prompts(found)) + (1 - share) * seconds(_running(lengths, found))
+
+    rate = found / mean(workers.interval_s) / max(1.0, lengths.steps)
+    return Bound(Role.COLOCATED, rate, limit, found, mean(workers.step_s))
 
 
-def _one_sequence(step_s: StepTime, budget: int, lengths: Lengths, gap_s: float, share: float) -> Bound:
+def _one_sequence(workers: _Workers, budget: int, lengths: Lengths, gap_s: float, share: float) -> Bound:
     """Where the prompts that one sequence's share of time must take do not fit beside it: as many as fit."""
-    alone = _running(lengths, 1)
+    alone, step_s = _running(lengths, 1), workers.kind.times.step_s
     if share < 1 or step_s(alone) > gap_s:
         return Bound(Role.COLOCATED, 0.0, Limit.NOTHING)
     tokens = _most(budget - 1, lambda count: step_s(together(alone, _prompts(lengths, count))) <= gap_s)
     if not tokens:
         return Bound(Role.COLOCATED, 0.0, Limit.NOTHING)
-    seconds = step_s(together(alone, _prompts(lengths, tokens)))
+    step = together(alone, _prompts(lengths, tokens))
     limit = Limit.BUDGET if tokens == budget - 1 else Limit.ITL
-    return Bound(Role.COLOCATED, tokens / seconds / lengths.new_tokens, limit, 1, seconds)
+    rate = tokens / workers.interval_s(step) / lengths.new_tokens
+    return Bound(Role.COLOCATED, rate, limit, 1, workers.step_s(step))
 
 
 def _running(lengths: Lengths, sequences: int) -> StepShape:

@@ -35,11 +35,11 @@ class DeviceMemory:
 
 @dataclass(frozen=True, slots=True)
 class KvCapacity:
-    """What one worker of `tensor_parallel` devices holds. Bytes are of one device, each of which has a part of every
+    """What one worker of `tp` devices holds. Bytes are of one device, each of which has a part of every
     block; `num_blocks` and sequences are the worker's."""
 
     layout: KVLayout
-    tensor_parallel: int
+    tp: int
     usable_bytes: int
     weight_bytes: int
     kv_bytes: int
@@ -61,14 +61,14 @@ class KvCapacity:
         )
 
 
-def device_block_bytes(layout: KVLayout, tensor_parallel: int) -> int:
+def device_block_bytes(layout: KVLayout, tp: int) -> int:
     """Bytes of a block on each of the devices that share its heads; of more devices than KV heads, each has one."""
-    heads = -(-layout.num_kv_heads // tensor_parallel)
+    heads = -(-layout.num_kv_heads // tp)
     return layout.block_bytes // layout.num_kv_heads * heads
 
 
 def kv_capacity(
-    layout: KVLayout, weight_bytes: int, tensor_parallel: int, memory: DeviceMemory, longest: int
+    layout: KVLayout, weight_bytes: int, tp: int, memory: DeviceMemory, longest: int
 ) -> KvCapacity:
     """The pool of a worker whose devices each hold an equal part of `weight_bytes`.
 
@@ -76,7 +76,7 @@ def kv_capacity(
         ConfigError: the weights, or one sequence of `longest` tokens beside them, do not fit; it says on how many
             devices they would.
     """
-    found = _capacity(layout, weight_bytes, tensor_parallel, memory)
+    found = _capacity(layout, weight_bytes, tp, memory)
     if found.num_sequences(longest) < 1:
         sequence_bytes = layout.num_blocks(longest) * layout.block_bytes
         fewest = fewest_devices(layout, weight_bytes, memory, longest)
@@ -87,7 +87,7 @@ def kv_capacity(
         )
         raise ConfigError(
             f"{weight_bytes / GIB:.1f} GiB of weights and {sequence_bytes / GIB:.2f} GiB of KV for one sequence of "
-            f"{longest:,} tokens do not fit on {_devices(tensor_parallel)} with {memory.usable_bytes / GIB:.1f} GiB "
+            f"{longest:,} tokens do not fit on {_devices(tp)} with {memory.usable_bytes / GIB:.1f} GiB "
             f"usable each; {remedy}"
         )
     return found
@@ -103,17 +103,17 @@ def fewest_devices(layout: KVLayout, weight_bytes: int, memory: DeviceMemory, lo
     return None
 
 
-def _capacity(layout: KVLayout, weight_bytes: int, tensor_parallel: int, memory: DeviceMemory) -> KvCapacity:
-    require("TP", tensor_parallel, tensor_parallel >= 1, "1 or more devices")
-    own = -(-weight_bytes // tensor_parallel)
+def _capacity(layout: KVLayout, weight_bytes: int, tp: int, memory: DeviceMemory) -> KvCapacity:
+    require("TP", tp, tp >= 1, "1 or more devices")
+    own = -(-weight_bytes // tp)
     left = max(0, memory.usable_bytes - own)
     return KvCapacity(
         layout=layout,
-        tensor_parallel=tensor_parallel,
+        tp=tp,
         usable_bytes=memory.usable_bytes,
         weight_bytes=own,
         kv_bytes=left,
-        num_blocks=left // device_block_bytes(layout, tensor_parallel),
+        num_blocks=left // device_block_bytes(layout, tp),
     )
 
 

@@ -92,7 +92,7 @@ class Planning:
             name = f"one {role} worker lost"
             if less is None:
                 note = f"nothing is served: no {role} worker is left"
-                self.cases.append(Case(name=name, rate=rate, note=note))
+                self.cases.append(Case(name=name, rate_per_s=rate, note=note))
             else:
                 deployment = self.fleet.deployment(less)
                 self._case(name, Setting(less.name, deployment, own.traffic, own.num_requests), rate)
@@ -103,7 +103,7 @@ class Planning:
         self.cases.append(
             Case(
                 name=name,
-                rate=rate,
+                rate_per_s=rate,
                 attainment=found.attainment,
                 least_attainment=found.least_attainment,
                 holds=found.attainment >= self.question.attainment,

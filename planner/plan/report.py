@@ -61,9 +61,9 @@ def plan_report(plan: Plan, created_at: str, command: str) -> Report:
 def layout_grid(plan: Plan) -> Grid:
     """Goodput per accelerator over numbers of prefill and decode workers, of the best split's TP degrees."""
     splits = [layout for layout in plan.layouts if not layout.colocated]
-    best = max(splits, key=lambda layout: layout.known_rate, default=None)
+    best = max(splits, key=lambda layout: layout.known_rate_per_s, default=None)
     shown = [] if best is None else [layout for layout in splits if _degrees(layout) == _degrees(best)]
-    most = max((layout.known_rate / layout.num_accelerators for layout in shown), default=0.0)
+    most = max((layout.known_rate_per_s / layout.num_accelerators for layout in shown), default=0.0)
     degrees = (
         "" if best is None or max(_degrees(best)) == 1 else f" (TP{best.prefill_tp}, TP{best.decode_tp})"
     )
@@ -83,23 +83,23 @@ def _degrees(layout: Planned) -> tuple[int, int]:
 
 def _cell(plan: Plan, layout: Planned, most: float) -> GridCell:
     count = layout.num_accelerators
-    if layout.rate is None:
+    if layout.rate_per_s is None:
         bound = min(layout.bound_per_s, layout.below_per_s or layout.bound_per_s)
         large, small = f"≤ {number(plan.attainment * bound / count)}", f"≤ {number(bound)}"
         return GridCell(x=layout.prefill, y=layout.decode, large=large, small=small)
-    share = layout.known_rate / count / most if most else 0.0
+    share = layout.known_rate_per_s / count / most if most else 0.0
     return GridCell(
         x=layout.prefill,
         y=layout.decode,
-        large=number(plan.attainment * layout.known_rate / count),
-        small=number(layout.known_rate),
+        large=number(plan.attainment * layout.known_rate_per_s / count),
+        small=number(layout.known_rate_per_s),
         depth=share**3,  # most layouts are near the best: differences there are what is to be seen
         is_best=layout.name == plan.recommended,
     )
 
 
 def _arm(layout: Planned) -> ArmReport:
-    figures = [Figure(_RATE, layout.rate or Interval(0.0))]
+    figures = [Figure(_RATE, layout.rate_per_s or Interval(0.0))]
     if layout.goodput_per_accelerator is not None:
         figures.append(Figure(_GOODPUT, layout.goodput_per_accelerator))
     bound = f"at most {number(layout.bound_per_s)} requests/s by its closed form ({layout.bound_by})"
@@ -113,11 +113,11 @@ def _arm(layout: Planned) -> ArmReport:
 def _curve(plan: Plan, layout: Planned) -> RateCurve:
     points: Sequence[RatePoint] = [
         RatePoint(
-            rate=tried.rate,
-            goodput=Interval(tried.rate * tried.attainment),
+            rate=tried.rate_per_s,
+            goodput=Interval(tried.rate_per_s * tried.attainment),
             attainment=tried.attainment,
             holds=tried.attainment >= plan.attainment,
         )
         for tried in layout.tried
     ]
-    return RateCurve(arm=layout.name, points=tuple(points), highest_rate=layout.rate)
+    return RateCurve(arm=layout.name, points=tuple(points), highest_rate=layout.rate_per_s)

@@ -6,7 +6,7 @@ import msgspec
 
 from twinpool.bench.reports.model import Interval
 
-FORMAT = 2
+FORMAT = 3
 """Of the JSON; another number means other fields."""
 
 
@@ -25,9 +25,9 @@ class TrafficFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Memory(msgspec.Struct, frozen=True, kw_only=True):
-    """KV beside the weights of one worker of `tensor_parallel` devices, GiB of each."""
+    """KV beside the weights of one worker of `tp` devices, GiB of each."""
 
-    tensor_parallel: int
+    tp: int
     usable_gib: float
     weights_gib: float
     kv_gib: float
@@ -43,15 +43,16 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
 class Tried(msgspec.Struct, frozen=True):
     """A rate that was simulated, and the share of requests within the objectives, of `num_replications` together."""
 
-    rate: float
+    rate_per_s: float
     attainment: float
     num_replications: int
 
 
 class Planned(msgspec.Struct, frozen=True, kw_only=True):
-    """One layout. `rate` is the highest at which enough requests meet the objectives: with ends from replications,
-    without from one rough search. None: it was not searched for, `pruned` says why; it is below `bound_per_s` and,
-    where that is known, `below_per_s`. `goodput_per_accelerator` counts the requests that meet them."""
+    """One layout. `rate_per_s` is the highest at which enough requests meet the objectives: with ends from
+    replications, without from one rough search. None: it was not searched for, `pruned` says why; it is below
+    `bound_per_s` and, where that is known, `below_per_s`. `goodput_per_accelerator` counts the requests that meet
+    them."""
 
     name: str
     prefill: int
@@ -65,16 +66,16 @@ class Planned(msgspec.Struct, frozen=True, kw_only=True):
     bound_by: str
     below_per_s: float | None = None
     pruned: str = ""
-    rate: Interval | None = None
+    rate_per_s: Interval | None = None
     goodput_per_accelerator: Interval | None = None
     num_replications: int = 0
     tried: tuple[Tried, ...] = ()
     """Ascending."""
 
     @property
-    def known_rate(self) -> float:
+    def known_rate_per_s(self) -> float:
         """0 if it was not simulated."""
-        return 0.0 if self.rate is None else self.rate.estimate
+        return 0.0 if self.rate_per_s is None else self.rate_per_s.estimate
 
 
 class EffectRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -109,7 +110,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     too."""
 
     name: str
-    rate: float
+    rate_per_s: float
     attainment: float | None = None
     least_attainment: float | None = None
     """Of one replication."""
@@ -126,7 +127,7 @@ class CostRow(msgspec.Struct, frozen=True, kw_only=True):
     """In the unit of the price, at some rate, at which the accelerators' capacity is used for the share `use`."""
 
     name: str
-    rate: float
+    rate_per_s: float
     use: float
     per_request: float
     per_thousand_requests: float

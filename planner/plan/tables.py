@@ -20,7 +20,7 @@ def layout_table(plan: Plan, most: int | None = _MOST_LAYOUTS) -> Table:
     simulated = [
         layout
         for layout in plan.layouts
-        if layout.rate is not None or (layout.below_per_s or math.inf) < layout.bound_per_s
+        if layout.rate_per_s is not None or (layout.below_per_s or math.inf) < layout.bound_per_s
     ]
     names = ("layout", "accelerators", "requests/s", "goodput each", "at most", "which is set by")
     shown = simulated[:most]
@@ -48,11 +48,11 @@ def _layout_row(plan: Plan, layout: Planned) -> tuple[str, ...]:
 
 
 def _rate(layout: Planned) -> str:
-    if layout.rate is None:
+    if layout.rate_per_s is None:
         return NONE if layout.below_per_s is None else f"< {number(layout.below_per_s)}"
-    if layout.rate.low is None:
-        return f"≈ {number(layout.rate.estimate)}" if layout.rate.estimate else "none"
-    return f"{number(layout.rate.estimate)} {ends(layout.rate, Unit.REQUESTS_PER_S)}".strip()
+    if layout.rate_per_s.low is None:
+        return f"≈ {number(layout.rate_per_s.estimate)}" if layout.rate_per_s.estimate else "none"
+    return f"{number(layout.rate_per_s.estimate)} {ends(layout.rate_per_s, Unit.REQUESTS_PER_S)}".strip()
 
 
 def memory_table(plan: Plan) -> Table:
@@ -69,7 +69,7 @@ def memory_table(plan: Plan) -> Table:
     )
     rows = tuple(
         (
-            f"TP{memory.tensor_parallel}",
+            f"TP{memory.tp}",
             f"{memory.usable_gib:.1f} GiB",
             f"{memory.weights_gib:.1f} GiB" if memory.weights_gib else NONE,
             f"{memory.kv_gib:.1f} GiB",
@@ -92,14 +92,14 @@ def case_table(plan: Plan) -> Table:
 
 def _case_row(case: Case) -> tuple[str, ...]:
     if case.attainment is None:
-        return (case.name, number(case.rate), NONE, NONE, NONE, NONE, "fails")
+        return (case.name, number(case.rate_per_s), NONE, NONE, NONE, NONE, "fails")
     times = [
         NONE if value is None else amount(value, Unit.SECONDS)
         for value in (case.ttft_p50_s, case.ttft_p99_s, case.itl_p99_s)
     ]
     return (
         case.name,
-        number(case.rate),
+        number(case.rate_per_s),
         percent(case.attainment),
         *times,
         "holds" if case.holds else "fails",
@@ -131,7 +131,7 @@ def cost_table(plan: Plan) -> Table:
     rows = tuple(
         (
             cost.name,
-            number(cost.rate),
+            number(cost.rate_per_s),
             percent(cost.use),
             _money(cost.per_request),
             _money(cost.per_thousand_requests),

@@ -60,7 +60,7 @@ def plan_of(planning: Planning) -> Plan:
         headroom=None if layout is None else _headroom(planning, layout),
         split_over_colocated=_split_over_colocated(planning),
         binding_pool="" if binds is None or binds.pool is None else binds.pool.value,
-        binding_reason="" if binds is None else binds.reason,
+        binding_reason="" if binds is None or binds.reason is None else binds.reason.value,
         effects=tuple(effects),
         cases=tuple(planning.cases),
         price_per_hour=planning.price_per_hour,
@@ -93,7 +93,7 @@ def _memory(planning: Planning) -> Iterator[Memory]:
     for degree, kind in sorted(planning.fleet.kinds.items()):
         capacity = kind.capacity
         yield Memory(
-            tensor_parallel=degree,
+            tp=degree,
             usable_gib=capacity.usable_bytes / GIB,
             weights_gib=capacity.weight_bytes / GIB,
             kv_gib=capacity.kv_bytes / GIB,
@@ -134,7 +134,7 @@ def _row(planning: Planning, layout: Layout) -> Planned:
         bound_by=f"{bound.role.value}: {bound.limit.value}",
         below_per_s=None if pruned is None else pruned.below_per_s,
         pruned="" if why is None else why.value,
-        rate=rate,
+        rate_per_s=rate,
         goodput_per_accelerator=None if rate is None else _scaled(rate, share),
         num_replications=len(planning.study.sure.get(layout, ())),
         tried=tuple(Tried(at, fmean(found), len(found)) for at, found in shares.items()),
@@ -186,7 +186,7 @@ def _costs(planning: Planning, layout: Layout) -> Iterator[CostRow]:
         found = cost(price, work, study.lengths.input_tokens, study.lengths.output_tokens, use)
         yield CostRow(
             name=name,
-            rate=rate,
+            rate_per_s=rate,
             use=use,
             per_request=found.per_request,
             per_thousand_requests=found.per_thousand_requests,
@@ -302,9 +302,7 @@ def _use_words(case: Case) -> str:
 def _case_words(case: Case) -> str:
     if case.attainment is None:
         return case.note
-    return (
-        f"{percent(case.attainment)} of the requests within the objectives at {number(case.rate)} requests/s"
-    )
+    return f"{percent(case.attainment)} of the requests within the objectives at {number(case.rate_per_s)} requests/s"
 
 
 def _scaled(interval: Interval, factor: float) -> Interval:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 
 from twinpool.bench.reports.model import Interval
 from twinpool.bench.reports.words import bracketed, percent, signed_percent
@@ -11,23 +12,38 @@ from twinpool.config import Role
 from twinpool.planner.plan.bounds import Bound, Limit
 from twinpool.planner.plan.perturbing import Change, Effect
 
+
+class Reason(StrEnum):
+    """Why a pool binds, as what follows "decode is"."""
+
+    TTFT = "TTFT-bound"
+    ITL = "ITL-bound"
+    KV = "KV-bound"
+    SLOTS = "bound by --max-num-seqs"
+    BUDGET = "bound by the token budget"
+    LINK = "bound by the links between workers"
+    PROMPTS = "bound by the time of prompts"
+    ONE_STEP = "bound by the time of one step"
+    STEPS = "bound by the time of steps"
+
+
 _CLOSED_FORM = {
-    Limit.KV: "KV-bound",
-    Limit.ITL: "ITL-bound",
-    Limit.SLOTS: "bound by --max-num-seqs",
-    Limit.BUDGET: "bound by the token budget",
-    Limit.LINK: "bound by the links between workers",
-    Limit.PREFILL: "bound by the time of prompts",
-    Limit.NOTHING: "bound by the time of one step",
+    Limit.KV: Reason.KV,
+    Limit.ITL: Reason.ITL,
+    Limit.SLOTS: Reason.SLOTS,
+    Limit.BUDGET: Reason.BUDGET,
+    Limit.LINK: Reason.LINK,
+    Limit.PREFILL: Reason.PROMPTS,
+    Limit.NOTHING: Reason.ONE_STEP,
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Constraint:
-    """What binds a layout: the pool (None: none more than another), and the sentence."""
+    """What binds a layout: the pool and why (None: none more than another), and the sentence."""
 
     pool: Role | None
-    reason: str
+    reason: Reason | None
     words: str
 
 
@@ -43,7 +59,7 @@ def constraint(is_split: bool, effects: Sequence[Effect], bounds: Sequence[Bound
         gains = {role: max(0.0, effect.shown) for role, effect in more.items() if effect is not None}
         best = max(gains, key=lambda role: gains[role], default=None)
         if best is None or not gains[best]:
-            return Constraint(None, "", f"No pool alone binds: {_told(effects)}.")
+            return Constraint(None, None, f"No pool alone binds: {_told(effects)}.")
         pool = best
     else:
         pool = Role.COLOCATED
@@ -52,19 +68,17 @@ def constraint(is_split: bool, effects: Sequence[Effect], bounds: Sequence[Bound
     return Constraint(pool, reason, f"{subject} {reason}: {_told(_in_order(pool, effects))}.")
 
 
-def _reason(pool: Role, by_change: Mapping[Change, Effect], limits: Mapping[Role, Limit]) -> str:
-    names = {Change.TTFT: "TTFT-bound"}
+def _reason(pool: Role, by_change: Mapping[Change, Effect], limits: Mapping[Role, Limit]) -> Reason:
+    tried = {Change.TTFT: Reason.TTFT}
     if pool is not Role.PREFILL:
-        names |= {Change.KV: "KV-bound", Change.ITL: "ITL-bound"}
-    gains = {name: by_change[change].shown for change, name in names.items() if change in by_change}
-    best = max(gains, key=lambda name: gains[name], default="")
-    if best and gains[best] > 0:
+        tried |= {Change.KV: Reason.KV, Change.ITL: Reason.ITL}
+    gains = {reason: by_change[change].shown for change, reason in tried.items() if change in by_change}
+    best = max(gains, key=lambda reason: gains[reason], default=None)
+    if best is not None and gains[best] > 0:
         return best
-    limit = limits.get(pool)
+    found = _CLOSED_FORM[limits[pool]] if pool in limits else Reason.STEPS
     # What was tried and showed nothing is not the reason, whatever the closed form says.
-    tried = {name for change, name in names.items() if change in by_change}
-    named = _CLOSED_FORM.get(limit, "") if limit is not None else ""
-    return named if named and named not in tried else "bound by the time of steps"
+    return Reason.STEPS if found in gains else found
 
 
 def _in_order(pool: Role, effects: Sequence[Effect]) -> list[Effect]:

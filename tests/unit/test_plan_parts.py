@@ -31,7 +31,8 @@ from twinpool.planner.plan.study import Question
 from twinpool.planner.plan.tables import printed
 from twinpool.planner.plan.telling import plan_of
 from twinpool.planner.plan.traffic import lengths_of, new_tokens, traffic_of
-from twinpool.planner.plan.words import compared, constraint, effect_words
+from twinpool.planner.plan.words import Reason, compared, constraint, effect_words
+from twinpool.planner.step_shape import StepShape
 from twinpool.planner.times.model_shapes import model_shape
 from twinpool.planner.times.registry import Conditions, roofline
 
@@ -136,6 +137,27 @@ def test_a_slow_link_bounds_a_split() -> None:
     slow = Affine(link_bytes_per_s=KV.token_bytes * 1000)
     assert bound(fleet(slow), Layout(1, 1), lengths, SLO).limit is Limit.LINK
     assert bound(fleet(slow), Layout(1, 1), lengths, SLO).rate_per_s == pytest.approx(1.0)
+
+
+class OnTwoCores(Affine):
+    """Workers of one core each: more than two take turns."""
+
+    def step_s(self, shape: StepShape, num_busy: int = 0) -> float:
+        return super().step_s(shape) * max(1.0, (1 + num_busy) / 2)
+
+
+@pytest.mark.parametrize(
+    "made", [lambda count: Layout(0, 0, count, 1, 1, 1024), lambda count: Layout(count, 99)]
+)
+def test_workers_beyond_the_cores_that_they_share_raise_no_bound(made: Callable[[int], Layout]) -> None:
+    apart = fleet(OnTwoCores(), num_blocks=100_000)
+    lengths = lengths_of(requests())
+    for machine, most in ((None, 3), ("here", 2)):
+        rates = [
+            bound(replace(apart, machine=machine), made(count), lengths, SLO).rate_per_s
+            for count in (1, 2, 3)
+        ]
+        assert rates == pytest.approx([rates[0], 2 * rates[0], most * rates[0]])
 
 
 def test_a_colocated_worker_is_bound_by_the_budget_or_the_objective() -> None:
@@ -243,7 +265,7 @@ def test_what_binds_is_what_helps_most_and_the_closed_form_speaks_only_where_not
     # By its closed form it is KV-bound; but more KV was tried and helped nothing.
     other = constraint(True, [*more, effect(Change.KV, -0.01, 0.02), effect(Change.ITL, -0.01, 0.02)], known)
     assert other is not None
-    assert other.reason == "bound by the time of steps"
+    assert other.reason is Reason.STEPS
     nobody = constraint(True, [effect(Change.PREFILL, -0.1, 0.1), effect(Change.DECODE, -0.1, 0.1)], known)
     assert nobody is not None
     assert nobody.words.startswith("No pool alone binds")

@@ -30,9 +30,9 @@ def test_the_ratio_that_balances_both_pools_is_recommended() -> None:
     assert plan.recommended == "3P5D"
     best = plan.planned("3P5D")
     assert best is not None
-    assert best.rate is not None
+    assert best.rate_per_s is not None
     assert best.num_replications == 4
-    assert best.rate.estimate == pytest.approx(15.0, rel=0.02)
+    assert best.rate_per_s.estimate == pytest.approx(15.0, rel=0.02)
     assert best.goodput_per_accelerator is not None
     assert best.goodput_per_accelerator.estimate == pytest.approx(0.9 * 15 / 8, rel=0.02)
 
@@ -71,13 +71,13 @@ def test_other_stretches_of_the_trace_widen_the_interval() -> None:
     )
     assert sure is not None
     assert unsure is not None
-    assert sure.rate is not None
-    assert unsure.rate is not None
-    assert sure.rate.low is not None
-    assert sure.rate.high is not None
-    assert unsure.rate.low is not None
-    assert unsure.rate.high is not None
-    assert unsure.rate.high - unsure.rate.low > 5 * (sure.rate.high - sure.rate.low)
+    assert sure.rate_per_s is not None
+    assert unsure.rate_per_s is not None
+    assert sure.rate_per_s.low is not None
+    assert sure.rate_per_s.high is not None
+    assert unsure.rate_per_s.low is not None
+    assert unsure.rate_per_s.high is not None
+    assert unsure.rate_per_s.high - unsure.rate_per_s.low > 5 * (sure.rate_per_s.high - sure.rate_per_s.low)
 
 
 def test_kv_bound_decode_is_said_to_be_so_and_one_more_prefill_worker_to_lower_capacity() -> None:
@@ -142,7 +142,7 @@ def test_a_lost_worker_that_was_the_only_one_of_its_role_is_said_to_stop_everyth
 def test_costs_are_those_of_the_accelerators_at_the_rate_and_split_pools_bear_their_own_tokens() -> None:
     plan = planned(Pretended(bottleneck(5.0, 3.0, 1.0)))
     (cost,) = plan.costs
-    assert cost.per_request == pytest.approx(8 * 4.0 / 3600 / cost.rate)
+    assert cost.per_request == pytest.approx(8 * 4.0 / 3600 / cost.rate_per_s)
     assert cost.per_million_input * 1000 / 1e6 == pytest.approx(cost.per_request * 3 / 8)
     assert cost.per_million_output * 101 / 1e6 == pytest.approx(cost.per_request * 5 / 8)
 
@@ -162,7 +162,9 @@ def test_interrupted_among_replications_it_recommends_the_best_that_is_known() -
     for stops_after in range(8, 40):
         simulate = Pretended(bottleneck(5.0, 3.0, 2.5), stops_after=stops_after)
         plan = planned(simulate, rate=4.0)
-        known = {layout.name: layout.known_rate for layout in plan.layouts if layout.num_accelerators == 2}
+        known = {
+            layout.name: layout.known_rate_per_s for layout in plan.layouts if layout.num_accelerators == 2
+        }
         if plan.was_interrupted and known.get("2 colocated (1,024)", 0.0) > 4.0:
             assert plan.recommended is not None
             assert known[plan.recommended] == max(known.values())
@@ -178,7 +180,7 @@ def test_the_same_seed_is_the_same_plan_to_the_last_byte() -> None:
 def test_layouts_whose_bound_is_below_what_was_found_are_not_simulated() -> None:
     """1P7D has prompts of 1,000 tokens at 0.1 s each: under 10 requests/s, and a better split was found first."""
     plan = planned(Pretended(bottleneck(9.0, 9.0, 9.0)), effort=10_000)
-    simulated = {layout.name for layout in plan.layouts if layout.rate is not None}
+    simulated = {layout.name for layout in plan.layouts if layout.rate_per_s is not None}
     assert "4P4D" in simulated
     assert "1P7D" not in simulated
     bounded = plan.planned("1P7D")
@@ -284,7 +286,7 @@ def test_where_replications_take_back_what_a_short_stretch_said_the_next_size_is
     for plan in plans:
         best = plan.planned(plan.recommended)
         assert best is not None
-        assert plan.serves is (best.known_rate >= 9.3)
+        assert plan.serves is (best.known_rate_per_s >= 9.3)
         assert plan.serves or best.num_accelerators == 8
 
 
@@ -295,7 +297,7 @@ def test_layouts_that_were_not_searched_for_say_why_and_what_they_are_below() ->
     assert bounded.pruned == "its bound is below what another one serves"
     assert bounded.below_per_s == bounded.bound_per_s
     for layout in plan.layouts:
-        assert (layout.rate is None) is bool(layout.pruned)
+        assert (layout.rate_per_s is None) is bool(layout.pruned)
 
 
 def test_a_layout_that_is_shown_to_be_worse_has_no_further_replications() -> None:
