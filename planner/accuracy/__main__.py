@@ -1,6 +1,6 @@
 """Proves predictions: the same requests through real servers of this machine and through the simulator.
 
-    python -m twinpool.planner.accuracy --measure FOLDER              some 24 minutes on a quiet machine
+    python -m twinpool.planner.accuracy --measure FOLDER              some 50 minutes on a quiet machine
     python -m twinpool.planner.accuracy --predict FOLDER [--output docs/accuracy.md]
 
 The first sends twelve combinations of workload and layout, two rates each, several times, with the bench's load
@@ -44,7 +44,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=8.5, metavar="S", help="of each load (8.5)")
     parser.add_argument("--seed", type=int, default=1, metavar="N", help="of all that is random (1)")
     parser.add_argument(
-        "--repetitions", type=int, default=3, metavar="N", help="how often each load is sent (3)"
+        "--repetitions",
+        type=int,
+        default=5,
+        metavar="N",
+        help="how often each load is sent (5; to 1P1D twice as often)",
     )
     parser.add_argument("--quick", action="store_true", help="quick profiles: for trying it out")
     parser.add_argument(
@@ -100,7 +104,7 @@ def _predict(path: Path, output: Path | None) -> int:
             run
             for layout in LAYOUTS
             for load in loads
-            for run, _ in folder.runs(layout.name, load.name, facts.repetitions)
+            for run, _ in folder.runs(layout.name, load.name, layout.repetitions(facts.repetitions))
         ]
         text = output.read_text(encoding="utf-8") if output.exists() else "# How well predictions hold\n"
         output.write_text(renewed(text, measured_section(facts, loads, runs, compared)), encoding="utf-8")

@@ -14,7 +14,8 @@ from twinpool.planner.profile.saved import Profile, StepSample, load_profile, sa
 
 class Facts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What is measured, and what the loads are made with: they are a function of `seconds`, `seed` and `prompt_token_s`
-    and `stream_token_s`, a first look at the machine (`loads.Yardstick`). Each is sent `repetitions` times."""
+    and `stream_token_s`, a first look at the machine (`loads.Yardstick`). Each is sent `repetitions` times, or as often
+    as its layout wants for so many."""
 
     model: str
     asked: str | None

@@ -19,11 +19,19 @@ MACHINE = "this machine"
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """One layout. `token_budget` None: the roles' own; 0: prompts are computed whole."""
+    """One layout. `chunk` of prompts, in tokens; None: as the roles have it, or whole prompts if `is_whole`. Its loads
+    are sent `times_as_often` as others'."""
 
     name: str
     roles: tuple[Role, ...]
-    token_budget: int | None
+    arm_name: str
+    chunk: int | None = None
+    is_whole: bool = False
+    times_as_often: int = 1
+
+    def repetitions(self, of_others: int) -> int:
+        """Of each of its loads, where those of others have so many."""
+        return self.times_as_often * of_others
 
     def threads(self, num_cores: int) -> int:
         """Of each worker, as a server shares the cores: its profile is of so many."""
@@ -31,13 +39,12 @@ class Layout:
 
     def arm(self, max_model_len: int) -> Arm:
         """The server. `max_model_len` is the chunk of one that computes prompts whole."""
-        names = {"1P1D": "1p1d", "colocated chunked": f"colocated-chunked-{CHUNK}"}
-        return parse_arm(names.get(self.name, "colocated-whole"), max_model_len)
+        return parse_arm(self.arm_name, max_model_len)
 
     def deployment(self, times: ServiceTimes, kv: KVLayout, max_model_len: int) -> Deployment:
         """What is simulated: all workers on one machine."""
         num_blocks = KV_TOKENS // BLOCK_SIZE // len(self.roles)
-        budget = max_model_len if self.token_budget == 0 else self.token_budget
+        budget = max_model_len if self.is_whole else self.chunk
         pools = tuple(
             Pool(
                 role, 1, times, num_blocks, SchedulerConfig(token_budget=budget),
@@ -49,7 +56,8 @@ class Layout:
 
 
 LAYOUTS = (
-    Layout("1P1D", (Role.PREFILL, Role.DECODE), None),
-    Layout("colocated chunked", (Role.COLOCATED,), CHUNK),
-    Layout("colocated whole", (Role.COLOCATED,), 0),
+    Layout("1P1D", (Role.PREFILL, Role.DECODE), "1p1d", times_as_often=2),
+    Layout("colocated chunked", (Role.COLOCATED,), f"colocated-chunked-{CHUNK}", chunk=CHUNK),
+    Layout("colocated whole", (Role.COLOCATED,), "colocated-whole", is_whole=True),
 )
+"""Runs of 1P1D, whose two workers share what the machine gives, differ two to three times as much as the others'."""

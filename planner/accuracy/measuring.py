@@ -34,7 +34,7 @@ from twinpool.planner.profile.measure import ProfileSettings, Profiling
 from twinpool.planner.profile.saved import StepSample
 from twinpool.planner.profile.served import prompts_as
 
-FIRST_ROUNDS = 2
+FIRST_ROUNDS = 3
 """Of all steps of each profile, before the first load: rates are made of these."""
 SLICE_S = 1.5
 """Of a profile, before a load and after it."""
@@ -159,8 +159,13 @@ def _missing(folder: Folder, facts: Facts, only: str) -> list[_Run]:
     """What the folder lacks, in the order in which it is measured: each repetition of all runs in another one."""
     shuffle, found = random.Random(facts.seed), []
     loads = loads_of(facts)
-    for repetition in range(facts.repetitions):
-        runs = [_Run(layout, load, repetition) for layout in LAYOUTS for load in loads]
+    for number in range(facts.repetitions):
+        runs = [
+            _Run(layout, load, number * layout.times_as_often + again)
+            for layout in LAYOUTS
+            for load in loads
+            for again in range(layout.times_as_often)
+        ]
         shuffle.shuffle(runs)
         found += [run for run in runs if only in run.name]
     return [run for run in found if not folder.has_run(run.layout.name, run.load.name, run.repetition)]

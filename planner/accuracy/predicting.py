@@ -55,7 +55,7 @@ def compare_all(folder: Folder, layouts: Sequence[Layout] = LAYOUTS) -> Iterator
         profile = folder.profile(layout.threads(facts.num_cores))
         kv = config.kv_layout(BLOCK_SIZE, Dtype(profile.dtype))
         for load in loads_of(facts):
-            measured = folder.runs(layout.name, load.name, facts.repetitions)
+            measured = folder.runs(layout.name, load.name, layout.repetitions(facts.repetitions))
             predicted = []
             for number, (_, steps) in enumerate(measured):
                 pace = pace_around(steps, profile)

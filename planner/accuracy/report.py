@@ -15,6 +15,7 @@ from twinpool.planner.accuracy.comparing import (
     table,
 )
 from twinpool.planner.accuracy.folder import Facts
+from twinpool.planner.accuracy.layouts import LAYOUTS
 from twinpool.planner.accuracy.loads import Load
 
 BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
@@ -32,8 +33,7 @@ def measured_section(
     lines = [
         BEGIN,
         f"{facts.model} on {facts.num_cores} cores of {facts.cpu}, {facts.started_at[:10]}: {len(runs)} runs,",
-        f"{num_requests:,} requests, loads of about {facts.seconds:g} s, {facts.repetitions} times each, seed "
-        f"{facts.seed}.",
+        f"{num_requests:,} requests, loads of about {facts.seconds:g} s, {_how_often(facts)}, seed {facts.seed}.",
         "Beside server and load generator, programs of this machine used at most "
         f"{_most(noise, 'others_share'):.1%} of the cores during a run;",
         f"the machine below it took at most {_most(noise, 'stolen_share'):.1%}.",
@@ -64,6 +64,13 @@ def renewed(document: str, section: str) -> str:
     if not found:
         return document.rstrip("\n") + "\n\n" + section + "\n"
     return before + section + rest.partition(END)[2]
+
+
+def _how_often(facts: Facts) -> str:
+    more = [
+        f"{each.name} {each.repetitions(facts.repetitions)}" for each in LAYOUTS if each.times_as_often > 1
+    ]
+    return f"{facts.repetitions} times each" + (f" ({', '.join(more)})" if more else "")
 
 
 def _most(noise: Sequence[dict[str, Any]], name: str) -> float:

@@ -72,6 +72,7 @@ def test_a_server_of_a_layout_has_the_memory_and_chunks_that_are_simulated() -> 
         assert f"--num-blocks {deployment.pools[0].num_blocks}" in arguments
         budget = deployment.pools[0].scheduler.token_budget
         assert (f"--token-budget {budget}" in arguments) == (budget is not None)
+        assert layout.repetitions(5) == (10 if len(deployment.pools) == 2 else 5)
         assert layout.threads(2) == (1 if len(deployment.pools) == 2 else 2)
 
 
@@ -133,7 +134,7 @@ def test_measuring_goes_on_only_with_what_it_began_with(tmp_path: Path) -> None:
     run = Run(started_at="now", duration_s=1.0, requests=(), senders=(), settings={})
     for layout in LAYOUTS:
         for load in loads_of(FACTS):
-            for number in range(FACTS.repetitions):
+            for number in range(layout.repetitions(FACTS.repetitions)):
                 folder.save_run(layout.name, load.name, number, run, [])
     wanted = Wanted(FACTS.asked, FACTS.seconds, FACTS.seed, FACTS.repetitions, "python")
     with pytest.raises(ConfigError, match="has all runs"):
