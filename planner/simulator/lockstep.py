@@ -29,8 +29,9 @@ from twinpool.worker.core import Event, SendCoordinator
 
 QUIET_STEP = LockstepTokens((), (), TOKEN_ID)
 """What is told of a step in which each sequence got a token and nothing else happened."""
-MOST_SKIPPED = 8
-"""Steps whose ends are computed at once: what comes meanwhile makes those behind it worthless."""
+MOST_SKIPPED, MOST_SKIPPED_ON = 8, 64
+"""Steps whose ends are computed at once: what comes meanwhile makes those behind it worthless. More where as many as
+that have passed without anything."""
 
 
 class LockstepWorker(SimulatedWorker):
@@ -176,9 +177,9 @@ class LockstepWorker(SimulatedWorker):
             self._decode.plan_step_ahead()
             self._expect()
 
-    def _expect(self) -> None:
-        """Puts the end of the first step that is not quiet on the agenda."""
-        place = self._present + (self._decode.num_quiet_steps(MOST_SKIPPED) if self.may_skip else 0)
+    def _expect(self, most: int = MOST_SKIPPED) -> None:
+        """Puts the end of the first step that is not quiet, or of the one behind so many, on the agenda."""
+        place = self._present + (self._decode.num_quiet_steps(most) if self.may_skip else 0)
         if place != self._expected:
             ends_at, (num_sequences, context, *_) = self._ends_at, self._shape
             for number in range(len(ends_at), place + 1):
@@ -193,7 +194,7 @@ class LockstepWorker(SimulatedWorker):
         if version == self._version:
             self.settle(self._agenda.now)
             if self.may_skip and self._decode.num_quiet_steps(1):
-                self._expect()  # this one is quiet, too: only no further ones were computed
+                self._expect(MOST_SKIPPED_ON)  # this one is quiet, too: only no further ones were computed
                 return
         super()._end_step(version)
 
