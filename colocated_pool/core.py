@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from twinpool.config import SchedulerConfig
-from twinpool.decode_pool.lockstep import Lockstep, LockstepLoad
+from twinpool.decode_pool.lockstep import Lockstep, LockstepLoad, WalksInLockstep
 from twinpool.decode_pool.scheduler import DecodeScheduler, why_never_fits
 from twinpool.decode_pool.steps import StepsUnderWay
 from twinpool.engine.batch import SequenceSlice, StepBatch, StepOutput
@@ -62,7 +62,7 @@ class Host:
     join: Callable[[Job, BlockTable, PrefixChain, int, LookBack | None], None] | None = None
 
 
-class ColocatedCore:
+class ColocatedCore(WalksInLockstep):
     """The `RoleCore` of a colocated worker, and the part of a hybrid that runs whole jobs.
 
     A step is one token for every running sequence, and prompt chunks in what that leaves of `token_budget`. A
@@ -91,7 +91,6 @@ class ColocatedCore:
         self._steps = StepsUnderWay()
         self._cancelled: dict[RequestKey, None] = {}
         self._commands: list[Command] = []
-        self._lockstep: Lockstep | None = None
         self._chunks: tuple[SequenceSlice, ...] = ()
         """Those of the step that runs, in lockstep."""
 
@@ -241,16 +240,6 @@ class ColocatedCore:
         if self._cancelled or len(self._prefill):
             return 0
         return self._in_lockstep().num_quiet(most)
-
-    def skip_steps(self, seconds: Sequence[float]) -> None:
-        """`end_step` and `plan_step_ahead` for steps that took so long each, all of them quiet. Their `LockstepTokens`,
-        without tokens, are the caller's to tell."""
-        self._in_lockstep().skip(seconds)
-
-    def _in_lockstep(self) -> Lockstep:
-        if self._lockstep is None:
-            raise InvariantViolation("this colocated worker does not walk in lockstep")
-        return self._lockstep
 
     # ── looking ───────────────────────────────────────────────────────────────────────────────────────────
 

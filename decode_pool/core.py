@@ -7,7 +7,7 @@ from typing import Protocol
 
 from twinpool.config import SchedulerConfig
 from twinpool.decode_pool.intake import Arrival, Intake
-from twinpool.decode_pool.lockstep import Lockstep, LockstepLoad
+from twinpool.decode_pool.lockstep import Lockstep, LockstepLoad, WalksInLockstep
 from twinpool.decode_pool.scheduler import DecodeScheduler
 from twinpool.decode_pool.steps import StepsUnderWay
 from twinpool.engine.batch import StepBatch
@@ -62,7 +62,7 @@ class Guests(Protocol):
         ...
 
 
-class DecodeCore:
+class DecodeCore(WalksInLockstep):
     """The `RoleCore` of a decode worker.
 
     It never computes prompt tokens: a sequence joins with the KV of its whole prompt and the first token, and
@@ -96,7 +96,6 @@ class DecodeCore:
         self._scheduler = DecodeScheduler(self.pool)
         self._steps = StepsUnderWay()
         self._cancelled: dict[RequestKey, None] = {}
-        self._lockstep: Lockstep | None = None
         self._has_untried_room = False
         """Whether sequences were preempted since reservations were last looked at: one that waits may fit now."""
 
@@ -234,16 +233,6 @@ class DecodeCore:
         if self._cancelled or self._has_untried_room:
             return 0
         return self._in_lockstep().num_quiet(most)
-
-    def skip_steps(self, seconds: Sequence[float]) -> None:
-        """`end_step` and `plan_step_ahead` for steps that took so long each, all of them quiet. Their `LockstepTokens`,
-        without tokens, are the caller's to tell."""
-        self._in_lockstep().skip(seconds)
-
-    def _in_lockstep(self) -> Lockstep:
-        if self._lockstep is None:
-            raise InvariantViolation("this decode worker does not walk in lockstep")
-        return self._lockstep
 
     # ── looking ───────────────────────────────────────────────────────────────────────────────────────────
 

@@ -309,6 +309,22 @@ class Lockstep:
         sequence.token_ids.extend([self.token_id] * num_missing)
 
 
+class WalksInLockstep:
+    """A core whose sequences go in lockstep, once it has been told to (`walk_in_lockstep`)."""
+
+    _lockstep: Lockstep | None = None
+
+    def skip_steps(self, seconds: Sequence[float]) -> None:
+        """`end_step` and `plan_step_ahead` for steps that took so long each, all of them quiet. Their `LockstepTokens`,
+        without tokens, are the caller's to tell."""
+        self._in_lockstep().skip(seconds)
+
+    def _in_lockstep(self) -> Lockstep:
+        if self._lockstep is None:
+            raise InvariantViolation("this worker does not walk in lockstep")
+        return self._lockstep
+
+
 def _number(sequence: DecodeSequence) -> int:
     return sequence.number
 
