@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from twinpool.config import CoordinatorConfig, Role, SchedulerConfig
+from twinpool.errors import ConfigError
 from twinpool.layout import KVLayout
 from twinpool.planner.deployment import Deployment, Pool
 from twinpool.planner.plan.capacity import KvCapacity
@@ -63,6 +64,15 @@ class WorkerKind:
     times: ServiceTimes
     capacity: KvCapacity
     floor: Roofline | None = None
+
+    @property
+    def moves_kv(self) -> bool:
+        """Whether its times say how long KV takes; a profile of one worker alone does not."""
+        try:
+            self.times.transfer_s(1)
+        except ConfigError:
+            return False
+        return True
 
 
 @dataclass(frozen=True, slots=True)

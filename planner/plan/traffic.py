@@ -22,6 +22,8 @@ _GOLDEN = (math.sqrt(5) - 1) / 2
 """Multiples of it, without their whole part, lie evenly in [0, 1), however many there are (three-distance theorem)."""
 _SILVER = math.sqrt(2) - 1
 """Likewise, and no multiple of the other one is near one of its own."""
+_LONGER, _ROUND_TO = 1.25, 1024
+"""What workers should take, over the longest request of a trace, and of how many tokens that is a multiple."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +116,12 @@ def traffic_of(shapes: Sequence[Shape], rate_per_s: float | None = None, name: s
     mean_s = float(gaps.mean())
     rate = 1 / mean_s if rate_per_s is None else rate_per_s
     return Traffic(tuple(ordered), rate, (*gaps.tolist(), mean_s), name)
+
+
+def context_for(traffic: Traffic) -> int:
+    """Tokens that workers should take in all: of the longest request and a quarter more, a multiple of 1,024."""
+    longest = max(shape.input_tokens + shape.output_tokens for shape in traffic.shapes)
+    return -(-int(_LONGER * longest) // _ROUND_TO) * _ROUND_TO
 
 
 def lengths_of(shapes: Sequence[Shape]) -> Lengths:

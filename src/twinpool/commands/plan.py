@@ -8,6 +8,7 @@ import shutil
 import sys
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,9 +31,6 @@ EXIT_DONE, EXIT_NO_PLAN, EXIT_INTERRUPTED = 0, 1, 130
 _NUM_PROMPTS = 4000
 _PREFILL_BUDGET, _COLOCATED_BUDGETS, _NUM_SEQS = 2048, "256,512,1024,2048", 256
 _CPU_PREFILL_BUDGET, _CPU_COLOCATED_BUDGETS, _CPU_NUM_SEQS = 512, "64,128,256", 64
-_MOST_DEGREES = 3
-_DEGREES = (1, 2, 4, 8)
-_LONGER, _ROUND_TO = 1.25, 1024
 _EXAMPLES = """\
 examples:
   twinpool plan --model llama-3.1-8b --gpu h100 --dataset-name azure-conversation --slo ttft=2s --slo itl=50ms \\
@@ -132,6 +130,7 @@ def run(args: argparse.Namespace) -> int:
     from twinpool.planner.plan.simulated import simulated
     from twinpool.planner.plan.study import Question
     from twinpool.planner.plan.telling import plan_of
+    from twinpool.planner.plan.traffic import context_for
 
     slo = parse_slo(args.slo)
     if slo is None:
@@ -143,9 +142,7 @@ def run(args: argparse.Namespace) -> int:
     found = hardware(args, dataset.max_model_len)
     traffic = _traffic(args, replace(dataset, max_model_len=found.max_model_len))
     if dataset.max_model_len is None:
-        longest = max(shape.input_tokens + shape.output_tokens for shape in traffic.shapes)
-        rounded = -(-int(_LONGER * longest) // _ROUND_TO) * _ROUND_TO
-        found = replace(found, max_model_len=min(found.max_model_len, rounded))
+        found = replace(found, max_model_len=min(found.max_model_len, context_for(traffic)))
     progress = _Progress()
     planning = Planning(
         question=Question(
@@ -246,6 +243,7 @@ def _traffic(args: argparse.Namespace, dataset: DatasetSettings) -> Traffic:
 
 def _fleet(args: argparse.Namespace, found: Hardware) -> Fleet:
     """Raises ConfigError if the model fits on none of the TP degrees."""
+    from twinpool.planner.plan.kinds import kinds_of
     from twinpool.planner.plan.layouts import Fleet
 
     is_cpu = found.machine is not None
@@ -258,7 +256,8 @@ def _fleet(args: argparse.Namespace, found: Hardware) -> Fleet:
         prefix_cache=not args.no_prefix_cache,
         hybrid=args.hybrid,
     )
-    kinds = _kinds(args, found)
+    degrees = None if args.tp == "auto" else _counts("--tp", args.tp)
+    kinds = kinds_of(degrees, args.budget, partial(_kind, found))
     return Fleet(
         kinds=kinds,
         kv=found.layout,
@@ -268,35 +267,15 @@ def _fleet(args: argparse.Namespace, found: Hardware) -> Fleet:
         token_budgets=tuple(sorted(_counts("--colocated-budgets", budgets))),
         coordinator=queue(args),
         machine=found.machine,
-        can_split=all(_moves_kv(kind) for kind in kinds.values()),
+        can_split=all(kind.moves_kv for kind in kinds.values()),
     )
 
 
-def _kinds(args: argparse.Namespace, found: Hardware) -> dict[int, WorkerKind]:
+def _kind(found: Hardware, degree: int) -> WorkerKind:
+    """Raises ConfigError if the model does not fit on so many devices."""
     from twinpool.planner.plan.layouts import WorkerKind
-    from twinpool.planner.times.floor import AboveRoofline, refuse_faster_times
 
-    is_auto = args.tp == "auto"
-    degrees = [each for each in _DEGREES if each <= args.budget] if is_auto else _counts("--tp", args.tp)
-    kinds: dict[int, WorkerKind] = {}
-    why: ConfigError | None = None
-    for degree in degrees:
-        try:
-            times, floor = found.times(degree), _floor(found, degree)
-            if floor is not None:
-                refuse_faster_times(times, floor)
-            kinds[degree] = WorkerKind(times, found.capacity(degree), floor)
-        except AboveRoofline:
-            raise
-        except ConfigError as exc:
-            if not is_auto:
-                raise
-            why = exc if why is None or degree > 1 else why
-        if is_auto and len(kinds) == _MOST_DEGREES:
-            break
-    if not kinds:
-        raise why or ConfigError(f"--budget is {args.budget}; allowed: 1 or more accelerators")
-    return kinds
+    return WorkerKind(found.times(degree), found.capacity(degree), _floor(found, degree))
 
 
 def _floor(found: Hardware, degree: int) -> Roofline | None:
@@ -309,15 +288,6 @@ def _floor(found: Hardware, degree: int) -> Roofline | None:
         return None
     precision = precision_of(found.spec, found.conditions)
     return roofline(device.name, found.model, replace(found.conditions, tp=degree, precision=precision))
-
-
-def _moves_kv(kind: WorkerKind) -> bool:
-    """Whether its times say how long KV takes; a profile of one worker alone does not."""
-    try:
-        kind.times.transfer_s(1)
-    except ConfigError:
-        return False
-    return True
 
 
 def _given(value: int | None, default: int) -> int:
