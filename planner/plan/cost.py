@@ -21,38 +21,6 @@ class RequestWork:
         """Of both."""
         return self.prefill_s + self.decode_s
 
-    @property
-    def requests_per_s(self) -> float:
-        """What one accelerator that is never idle gets done."""
-        return 1 / self.total_s
-
-    def num_in_flight(self, step_s: float, output_tokens: int) -> float:
-        """Requests that such an accelerator works on at once, by Little's law, L = λ·W: each takes its prefill and
-        `output_tokens` steps of `step_s`, between which the prompts of others take their share of the time."""
-        residence_s = self.prefill_s + output_tokens * step_s * self.total_s / self.decode_s
-        return self.requests_per_s * residence_s
-
-
-def request_work(
-    prompt_tokens: int,
-    output_tokens: int,
-    prefill_tokens_per_s: float,
-    decode_tokens_per_s: float,
-    reused_tokens: int = 0,
-) -> RequestWork:
-    """The work of a request at an accelerator's rates; `reused_tokens` of the prompt are in a prefix cache.
-
-    Raises:
-        ConfigError: a rate is not above 0, or more is reused than there is.
-    """
-    require("prefill_tokens_per_s", prefill_tokens_per_s, prefill_tokens_per_s > 0, "above 0")
-    require("decode_tokens_per_s", decode_tokens_per_s, decode_tokens_per_s > 0, "above 0")
-    within = 0 <= reused_tokens <= prompt_tokens
-    require("reused_tokens", reused_tokens, within, f"0 to the prompt's {prompt_tokens}")
-    return RequestWork(
-        (prompt_tokens - reused_tokens) / prefill_tokens_per_s, output_tokens / decode_tokens_per_s
-    )
-
 
 @dataclass(frozen=True, slots=True)
 class Cost:

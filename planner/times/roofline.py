@@ -54,8 +54,6 @@ class Efficiency:
 
 
 TYPICAL = Efficiency()
-IDEAL = Efficiency(1.0, 1.0, 1.0, 1.0, 1.0, 0.0, 0.0, 0.0, 0.0)
-"""The data sheet itself."""
 
 
 class Roofline:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from twinpool.errors import ConfigError
 from twinpool.layout import Dtype, KVLayout
 from twinpool.planner.plan.capacity import GIB, DeviceMemory, device_block_bytes, fewest_devices, kv_capacity
-from twinpool.planner.plan.cost import RequestWork, cost, request_work
+from twinpool.planner.plan.cost import RequestWork, cost
 
 SMALL = KVLayout(num_layers=32, num_kv_heads=8, head_dim=128, block_size=16, dtype=Dtype.BFLOAT16)
 """Of an 8B model with 8 KV heads, like Llama 3.1."""
@@ -15,6 +17,9 @@ LARGE = KVLayout(num_layers=80, num_kv_heads=8, head_dim=128, block_size=16, dty
 LARGE_WEIGHTS = 140_000_000_000
 """70e9 parameters of 2 bytes."""
 DEVICE = DeviceMemory(80 * GIB)
+
+WORK = RequestWork(2000 / 12_500, 300 / 1600)
+"""12,500 prompt tokens/s, and 1,600 output tokens/s from 32 streams in steps of 20 ms."""
 
 
 def test_80_gib_hold_57_gib_of_kv_beside_8b_weights_114_sequences_of_4096_or_203_of_2300() -> None:
@@ -59,19 +64,14 @@ def test_a_reserve_is_taken_off_what_is_usable() -> None:
     assert DeviceMemory(80 * GIB, 0.9, 2 * GIB).usable_bytes == 70 * GIB
 
 
-def test_2000_tokens_in_and_300_out_take_0_3475_s_so_2_88_requests_per_s_and_32_in_flight() -> None:
-    """12,500 prompt tokens/s, and 1,600 output tokens/s from 32 streams in steps of 20 ms."""
-    work = request_work(2000, 300, 12_500, 1600)
-    assert work == RequestWork(0.16, 0.1875)
-    assert work.total_s == pytest.approx(0.3475)
-    assert work.requests_per_s == pytest.approx(2.88, abs=0.005)
-    assert work.num_in_flight(0.020, 300) == pytest.approx(32, abs=0.5)
+def test_2000_tokens_in_and_300_out_take_0_3475_s_so_2_88_requests_per_s() -> None:
+    assert WORK.total_s == pytest.approx(0.3475)
+    assert 1 / WORK.total_s == pytest.approx(2.88, abs=0.005)
 
 
 def test_at_4_dollars_an_hour_a_request_is_0_000386_and_a_thousand_at_40_percent_use_0_97() -> None:
-    work = request_work(2000, 300, 12_500, 1600)
-    assert cost(4.0, work, 2000, 300).per_request == pytest.approx(0.000386, abs=5e-7)
-    at_40 = cost(4.0, work, 2000, 300, use=0.4)
+    assert cost(4.0, WORK, 2000, 300).per_request == pytest.approx(0.000386, abs=5e-7)
+    at_40 = cost(4.0, WORK, 2000, 300, use=0.4)
     assert at_40.per_thousand_requests == pytest.approx(0.97, abs=0.005)
     # What the tokens bear is what the request costs.
     of_tokens = (2000 * at_40.per_million_input + 300 * at_40.per_million_output) / 1e6
@@ -79,17 +79,10 @@ def test_at_4_dollars_an_hour_a_request_is_0_000386_and_a_thousand_at_40_percent
 
 
 def test_1200_of_2000_prompt_tokens_reused_make_3_98_requests_per_s() -> None:
-    assert request_work(2000, 300, 12_500, 1600, reused_tokens=1200).requests_per_s == pytest.approx(
-        3.98, abs=0.005
-    )
+    assert 1 / replace(WORK, prefill_s=800 / 12_500).total_s == pytest.approx(3.98, abs=0.005)
 
 
 @pytest.mark.parametrize("use", [0.0, 1.5])
 def test_a_use_that_is_no_share_is_refused(use: float) -> None:
     with pytest.raises(ConfigError, match="use is"):
         cost(4.0, RequestWork(0.1, 0.1), 100, 100, use)
-
-
-def test_more_reused_than_there_is_is_refused() -> None:
-    with pytest.raises(ConfigError, match="reused_tokens is 2001; allowed: 0 to the prompt's 2000"):
-        request_work(2000, 300, 12_500, 1600, reused_tokens=2001)

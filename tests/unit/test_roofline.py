@@ -12,9 +12,11 @@ from twinpool.planner.times.devices import DEVICES, GIB, Device, Precision, devi
 from twinpool.planner.times.floor import AboveRoofline, refuse_faster_plan, refuse_faster_times
 from twinpool.planner.times.model_shapes import SHAPES, ModelShape
 from twinpool.planner.times.phases import Link
-from twinpool.planner.times.roofline import IDEAL, Efficiency, Roofline
+from twinpool.planner.times.roofline import Efficiency, Roofline
 from twinpool.planner.times.service_times import Overheads
 
+IDEAL = Efficiency(1.0, 1.0, 1.0, 1.0, 1.0, 0.0, 0.0, 0.0, 0.0)
+"""The data sheet itself."""
 ROUND_DEVICE = Device(
     "round", "a device of 2 TB/s", {Precision.BF16: 300e12}, 2e12, 80 * GIB, 300e9, 25e9, "-"
 )
