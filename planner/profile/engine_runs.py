@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import random
 import signal
@@ -13,7 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeVar
 
 import msgspec
 import psutil
@@ -21,6 +20,18 @@ import psutil
 from twinpool.bench.engine.floors import Piece
 from twinpool.errors import ModelError
 from twinpool.planner.profile.cases import Case, StepPlan
+from twinpool.planner.profile.engine_messages import (
+    Answer,
+    Command,
+    Done,
+    Facts,
+    Failed,
+    Loop,
+    Ran,
+    Run,
+    Stop,
+    WorkerSettings,
+)
 from twinpool.planner.profile.pace import Turn, paces
 from twinpool.planner.profile.saved import StepSample
 from twinpool.planner.profile.spread import spread
@@ -37,44 +48,20 @@ SLEEP_S = 0.12
 FARTHEST = 2.5
 """Times its median: a repetition that took longer tells of something else."""
 Say = Callable[[str], None]
-
-
-class WorkerSettings(msgspec.Struct, frozen=True):
-    """What a process loads, and where. `cores` empty: not pinned. `is_pool_shared`: KV lies in shared memory, as on a
-    decode worker whose links are `shm`."""
-
-    directory: str
-    dtype: str
-    weights: str
-    device: str
-    threads: int
-    cores: tuple[int, ...]
-    pool_tokens: int
-    most_decodes: int
-    is_pool_shared: bool
-
-
-class Facts(msgspec.Struct, frozen=True):
-    """What a worker says of itself once it has loaded."""
-
-    dtype: str
-    block_size: int
-    kv_token_bytes: int
-    max_model_len: int
-    machine: dict[str, Any]
+A = TypeVar("A", Facts, Ran, Done)
 
 
 class Engine:
     """One worker's engine. `name` is for errors."""
 
-    def __init__(self, process: subprocess.Popen[str], name: str) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], name: str) -> None:
         self._process = process
         self._name = name
         self.facts: Facts
 
     def load(self) -> None:
         """Waits until it is ready. Raises ModelError: it could not load; its own words are in the message."""
-        self.facts = msgspec.convert(self._heard(LONGEST_LOAD_S), Facts)
+        self.facts = self._heard(Facts, LONGEST_LOAD_S)
 
     def cpu_s(self) -> float:
         """Seconds of CPU that it has used; 0 if it has ended."""
@@ -84,32 +71,31 @@ class Engine:
             return 0.0
         return float(times.user + times.system)
 
-    def seconds(self, pieces: Sequence[Piece], times: int) -> list[float]:
+    def seconds(self, pieces: Sequence[Piece], times: int) -> tuple[float, ...]:
         """Runs a step so many times in a row. Raises ModelError: it failed."""
-        self._tell("run", {"pieces": _listed(pieces), "times": times})
-        seconds: list[float] = self._heard(LONGEST_ANSWER_S * times)["seconds"]
-        return seconds
+        self._tell(Run(tuple(pieces), times))
+        return self._heard(Ran, LONGEST_ANSWER_S * times).seconds
 
     @contextlib.contextmanager
     def looping(self, pieces: Sequence[Piece]) -> Iterator[None]:
         """Runs a step again and again meanwhile. Raises ModelError."""
-        self._tell("loop", {"pieces": _listed(pieces)})
-        self._heard(LONGEST_ANSWER_S)
+        self._tell(Loop(tuple(pieces)))
+        self._heard(Done, LONGEST_ANSWER_S)
         try:
             yield
         finally:
-            self._tell("stop", {})
-            self._heard(LONGEST_ANSWER_S)
+            self._tell(Stop())
+            self._heard(Done, LONGEST_ANSWER_S)
 
-    def _tell(self, command: str, arguments: dict[str, Any]) -> None:
+    def _tell(self, command: Command) -> None:
         assert self._process.stdin is not None, "it was piped"
         try:
-            self._process.stdin.write(json.dumps([command, arguments]) + "\n")
+            self._process.stdin.write(msgspec.json.encode(command) + b"\n")
             self._process.stdin.flush()
         except BrokenPipeError as exc:
             raise self._gone() from exc
 
-    def _heard(self, limit_s: float) -> dict[str, Any]:
+    def _heard(self, wanted: type[A], limit_s: float) -> A:
         assert self._process.stdout is not None, "it was piped"
         watch = threading.Timer(limit_s, self._process.kill)
         watch.start()
@@ -119,9 +105,10 @@ class Engine:
             watch.cancel()
         if not line:
             raise self._gone()
-        answer: dict[str, Any] = json.loads(line)
-        if "error" in answer:
-            raise ModelError(answer["error"])
+        answer = msgspec.json.decode(line, type=Answer)
+        if isinstance(answer, Failed):
+            raise ModelError(answer.error)
+        assert isinstance(answer, wanted), f"{answer} is no {wanted.__name__}"
         return answer
 
     def _gone(self) -> ModelError:
@@ -136,7 +123,6 @@ def engine(settings: WorkerSettings, name: str) -> Iterator[Engine]:
         [sys.executable, "-m", "twinpool.planner.profile.worker_end", msgspec.json.encode(settings).decode()],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        text=True,
         env={**os.environ, "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads},
         start_new_session=True,  # Ctrl-C reaches only this process, which ends them
     )
@@ -217,16 +203,16 @@ class Sampler:
             if each
         ]
 
-    def _run(self, kind: Kind) -> tuple[list[float], list[float]]:
+    def _run(self, kind: Kind) -> tuple[Sequence[float], Sequence[float]]:
         """What to compare it with, measured right before, and the kind itself."""
         case, num_busy, has_slept = kind
         engine, known = self._engine_of(case), self._seconds[kind]
         times = 1 if known and known[0] > SHORT_S else 1 + BURST
 
-        def burst() -> list[float]:
+        def burst() -> Sequence[float]:
             return engine.seconds(case.pieces, times)[-BURST:]
 
-        before = burst() if num_busy and not has_slept else []
+        before = burst() if num_busy and not has_slept else ()
         with contextlib.ExitStack() as beside:
             if num_busy and self._other_than is not None:
                 beside.enter_context(self._other_than(engine).looping(self._plan.beside(case).pieces))
@@ -261,7 +247,3 @@ def _within_reason(seconds: Sequence[float]) -> list[float]:
     """Without those that are so far from the middle that something else has interrupted them."""
     middle = statistics.median(seconds)
     return [each for each in seconds if each <= FARTHEST * middle]
-
-
-def _listed(pieces: Sequence[Piece]) -> list[tuple[int, int, bool]]:
-    return [(piece.start, piece.count, piece.is_sampled) for piece in pieces]

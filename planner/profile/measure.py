@@ -27,13 +27,8 @@ from twinpool.errors import TransferError
 from twinpool.kv_transfer import shm_pool
 from twinpool.planner.profile import served, transfer_runs
 from twinpool.planner.profile.cases import BLOCK_SIZE, Part, full_plan, quick_plan
-from twinpool.planner.profile.engine_runs import (
-    Engine,
-    Facts,
-    Sampler,
-    WorkerSettings,
-    engine,
-)
+from twinpool.planner.profile.engine_messages import Facts, WorkerSettings
+from twinpool.planner.profile.engine_runs import Engine, Sampler, engine
 from twinpool.planner.profile.fit import (
     far_off,
     fit_slow_down,

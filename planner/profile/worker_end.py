@@ -8,7 +8,6 @@ that it loops goes on until the next command.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import sys
 import threading
@@ -16,21 +15,29 @@ import uuid
 from collections import deque
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import torch
 
-from twinpool.bench.engine.floors import Piece
 from twinpool.bench.engine.machine import describe
 from twinpool.bench.engine.model_bed import ModelBed
-from twinpool.engine.batch import StepBatch
 from twinpool.engine.host_memory import host_memory
 from twinpool.engine.model_runner import Allocate
 from twinpool.errors import TwinpoolError
 from twinpool.kv_transfer.connector import LocalEnd
 from twinpool.kv_transfer.shm_pool import SharedPool
-from twinpool.planner.profile.engine_runs import WorkerSettings
+from twinpool.planner.profile.engine_messages import (
+    Answer,
+    Command,
+    Done,
+    Facts,
+    Failed,
+    Loop,
+    Ran,
+    Run,
+    Stop,
+    WorkerSettings,
+)
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -46,18 +53,12 @@ def main(arguments: Sequence[str]) -> None:
                 settings.pool_tokens, settings.most_decodes, allocate, settings.weights,
             )  # fmt: skip
         except TwinpoolError as exc:
-            _say({"error": str(exc)})
+            _say(Failed(str(exc)))
             return
         runner = bed.runner
-        _say(
-            {
-                "dtype": runner.dtype.value,
-                "block_size": runner.layout.block_size,
-                "kv_token_bytes": runner.layout.token_bytes,
-                "max_model_len": runner.max_model_len,
-                "machine": describe(runner.device),
-            }
-        )
+        layout = runner.layout
+        machine = describe(runner.device)
+        _say(Facts(runner.dtype.value, layout.block_size, layout.token_bytes, runner.max_model_len, machine))
         _follow(bed)
 
 
@@ -77,11 +78,11 @@ def _pool(settings: WorkerSettings) -> Iterator[Allocate]:
 
 
 def _follow(bed: ModelBed) -> None:
-    lines: deque[str | None] = deque()
+    lines: deque[bytes | None] = deque()
     has_line = threading.Semaphore(0)
 
     def listen() -> None:
-        while line := sys.stdin.readline():
+        while line := sys.stdin.buffer.readline():
             lines.append(line)
             has_line.release()
         lines.append(None)
@@ -92,26 +93,21 @@ def _follow(bed: ModelBed) -> None:
         has_line.acquire()
         if (line := lines.popleft()) is None:
             return
-        command, arguments = json.loads(line)
-        batch = bed.step([Piece(*piece) for piece in arguments["pieces"]]) if "pieces" in arguments else None
-        match command:
-            case "run" if batch is not None:
-                seconds = [bed.runner.run(batch).seconds for _ in range(arguments["times"])]
-                _say({"seconds": seconds})
-            case "loop" if batch is not None:
-                _say({})
-                _loop(bed, batch, lines)
-            case "stop":
-                _say({})
+        match msgspec.json.decode(line, type=Command):
+            case Run(pieces, times):
+                batch = bed.step(pieces)
+                _say(Ran(tuple(bed.runner.run(batch).seconds for _ in range(times))))
+            case Loop(pieces):
+                batch = bed.step(pieces)
+                _say(Done())
+                while not lines:
+                    bed.runner.run(batch)
+            case Stop():
+                _say(Done())
 
 
-def _loop(bed: ModelBed, batch: StepBatch, lines: deque[str | None]) -> None:
-    while not lines:
-        bed.runner.run(batch)
-
-
-def _say(answer: dict[str, Any]) -> None:
-    print(json.dumps(answer), flush=True)
+def _say(answer: Answer) -> None:
+    print(msgspec.json.encode(answer).decode(), flush=True)
 
 
 if __name__ == "__main__":

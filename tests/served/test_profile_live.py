@@ -11,7 +11,8 @@ from support.served_model import SHAPE, save_served_model
 from twinpool.config import TransportName
 from twinpool.errors import ModelError
 from twinpool.planner.profile.cases import Case, Part, StepPlan
-from twinpool.planner.profile.engine_runs import Engine, Sampler, WorkerSettings, engine
+from twinpool.planner.profile.engine_messages import WorkerSettings
+from twinpool.planner.profile.engine_runs import Engine, Sampler, engine
 from twinpool.planner.profile.fit import fit_transfers
 from twinpool.planner.profile.transfer_runs import TransferSettings, measure_transfers
 
