@@ -22,6 +22,7 @@ from twinpool.planner.autotune.words import (
     Predict,
     Predicted,
     Prediction,
+    Recommendation,
     Sizes,
     Split,
     Tick,
@@ -153,3 +154,8 @@ def world(
     made = settings(mode, workers=workers)
     sizes = None if workers is None else Sizes(*workers, room=made.hysteresis)
     return World(AutotuneCore(made, 0.0), capacity_of, sizes=sizes, **fields)  # type: ignore[arg-type]
+
+
+def recommendations(of: World) -> list[Recommendation]:
+    """What it has recommended so far."""
+    return [line for line in of.lines if isinstance(line, Recommendation)]

@@ -3,38 +3,28 @@
 from __future__ import annotations
 
 import pytest
-from support.tuned import COOL_DOWN_S, SLO, WINDOW_S, World, forecast, world
+from support.tuned import COOL_DOWN_S, SLO, WINDOW_S, World, forecast, recommendations, world
 
-from twinpool.coordinator.routing import CHUNK_TOKENS
 from twinpool.errors import ConfigError
 from twinpool.planner.autotune.caution import MOST_DOUBLINGS, Caution
 from twinpool.planner.autotune.regrets import Regrets, errors_of
-from twinpool.planner.autotune.settings import AutotuneSettings, Mode, WorkerBounds
-from twinpool.planner.autotune.window import ENOUGH_REQUESTS, LEAST_REQUESTS, Window
+from twinpool.planner.autotune.settings import AutotuneSettings, Mode
 from twinpool.planner.autotune.words import (
     Action,
-    Arrived,
-    Ended,
     Figures,
     Measured,
     NotChanged,
     Objective,
     Predicted,
     Prediction,
-    Recommendation,
     Split,
     Unpredicted,
-    Withdrawn,
 )
 
 
 def prompt_heavy(split: Split) -> float:
     """Three prefill workers to one decode worker are best."""
     return float(min(split.prefill, 3 * split.decode))
-
-
-def recommendations(of: World) -> list[Recommendation]:
-    return [line for line in of.lines if isinstance(line, Recommendation)]
 
 
 def measured(of: World) -> list[Measured]:
@@ -222,63 +212,6 @@ def test_a_prediction_for_other_traffic_than_came_is_no_error(field: str, value:
     assert made.core.status(made.now)["median_error"] is None
 
 
-# ── how many workers ────────────────────────────────────────────────────────────────────────────────────────
-
-
-def even(split: Split) -> float:
-    """A pair of workers serves 0.3 requests/s."""
-    return 0.3 * min(split)
-
-
-def test_more_are_started_where_as_many_serve_too_little_and_ended_where_fewer_do() -> None:
-    """Of a request a second, then of one every four."""
-    made = world(even, workers=WorkerBounds(2, 8))
-    made.advance(10 * COOL_DOWN_S)
-    assert [split for _, split in made.changes] == [Split(4, 4)]
-    changed = next(line for line in recommendations(made) if line.action is Action.CHANGED)
-    assert changed.why == "as many workers serve 0.6 requests/s at most, and 1 come"
-    assert changed.objective is Objective.GOODPUT
-    made.period_s = 4
-    made.advance(30 * COOL_DOWN_S)
-    sizes = [split.size for _, split in made.changes]
-    assert sizes == [8, 7, 6, 5, 4], "one after the other, as long as the rest have enough room"
-    last = [line for line in recommendations(made) if line.action is Action.CHANGED][-1]
-    assert last.objective is Objective.COST
-    assert last.why == (
-        "fewer workers serve 120% of what comes: above it are twice the hysteresis of 10% and its own recent error (0%)"
-    )
-    assert any("(cost -20%): fewer workers serve 120%" in note for note in made.notes)
-
-
-@pytest.mark.parametrize(
-    ("bounds", "period_s", "size"),
-    [(WorkerBounds(2, 5), 1, 5), (WorkerBounds(4, 8), 10, 4), (WorkerBounds(3, 9), 10, 3)],
-)
-def test_bounds_hold(bounds: WorkerBounds, period_s: int, size: int) -> None:
-    made = world(lambda split: 0.15 * split.size, workers=bounds, period_s=period_s)
-    made.advance(60 * COOL_DOWN_S)
-    assert made.present.size == size
-
-
-def test_without_bounds_their_number_stays() -> None:
-    made = world(even)
-    made.advance(10 * COOL_DOWN_S)
-    assert not made.changes
-
-
-def test_more_workers_that_would_not_serve_more_are_not_started() -> None:
-    made = world(lambda _: 0.5, workers=WorkerBounds(2, 8))
-    made.advance(10 * COOL_DOWN_S)
-    assert not made.changes
-
-
-@pytest.mark.parametrize("text", ["", "3", "3:", "4:3", "1:3", "2:257", "a:b", "2:3:4", "-2:3"])
-def test_bounds_that_are_none_are_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match=r"--autotune-workers is .*; allowed: MIN:MAX, like 3:8"):
-        WorkerBounds.parse(text)
-    assert WorkerBounds.parse("3:8") == WorkerBounds(3, 8)
-
-
 # ── the regret log ──────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -339,79 +272,6 @@ def test_errors_of_times_are_relative_and_those_of_the_attainment_differences() 
     for error in (0.1, 0.5, 0.2):
         regrets.add({"ttft_p50_s": error})
     assert regrets.medians() == {"ttft_p50_s": 0.2}
-
-
-# ── traffic ─────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def served(window: Window, name: str, at: float, num_output: int = 10, prefix: tuple[int, ...] = ()) -> None:
-    window.arrived(Arrived(name, 200, prefix), at)
-    window.ended(Ended(name, num_output, is_completed=True, ttft_s=0.5), at)
-
-
-def test_of_too_few_requests_nothing_is_said() -> None:
-    window = Window(WINDOW_S, 0.0)
-    for number in range(LEAST_REQUESTS - 1):
-        served(window, str(number), float(number))
-    assert window.traffic(50.0) is None
-    served(window, "one more", 50.0)
-    traffic = window.traffic(50.0)
-    assert traffic is not None
-    assert traffic.rate_per_s == pytest.approx(LEAST_REQUESTS / 50)
-
-
-def test_little_traffic_is_looked_back_for_but_only_so_far() -> None:
-    window = Window(WINDOW_S, 0.0)
-    for number in range(100):
-        served(window, str(number), 4.0 * number)
-    traffic = window.traffic(400.0)
-    assert traffic is not None
-    assert len(traffic.requests) == ENOUGH_REQUESTS
-    assert traffic.rate_per_s == pytest.approx(0.25, rel=0.02)
-    assert window.traffic(396.0 + WINDOW_S) is None, "nothing came in the last window"
-
-
-def test_answers_that_are_not_complete_get_the_lengths_of_others() -> None:
-    window = Window(WINDOW_S, 0.0)
-    for number in range(30):
-        served(window, str(number), 1.0, num_output=7)
-    for number in range(10):
-        window.arrived(Arrived(f"running {number}", 200, ()), 2.0)
-    window.ended(Ended("running 0", 0, is_completed=False), 3.0)
-    traffic = window.traffic(10.0)
-    assert traffic is not None
-    assert len(traffic.requests) == 40
-    assert {each.output_tokens for each in traffic.requests} == {7}
-
-
-def test_refusals_by_load_are_traffic_and_others_are_not() -> None:
-    window = Window(WINDOW_S, 0.0)
-    for number in range(30):
-        served(window, str(number), 1.0)
-    window.ended(Ended("turned away before its prompt was read", 0, is_completed=False), 2.0)
-    window.arrived(Arrived("no quota", 200, ()), 2.0)
-    window.withdrawn(Withdrawn("no quota", None))
-    window.arrived(Arrived("left", 200, ()), 2.0)
-    window.withdrawn(Withdrawn("left", 3))
-    traffic = window.traffic(10.0)
-    assert traffic is not None
-    assert len(traffic.requests) == 32
-    assert traffic.requests[-1].output_tokens == 3
-    figures, count = window.figures(0.0, 10.0, SLO)
-    assert count == 31, "who left says nothing of how well it was served"
-    assert figures is not None
-    assert figures.attainment == pytest.approx(30 / 31)
-
-
-def test_what_prompts_share_is_kept_and_what_they_do_not_is_a_length() -> None:
-    window = Window(WINDOW_S, 0.0)
-    for number in range(30):
-        served(window, str(number), 1.0, prefix=(77, 1000 + number))
-    traffic = window.traffic(10.0)
-    assert traffic is not None
-    assert {each.prefix for each in traffic.requests} == {(77,)}
-    assert {each.own_tokens for each in traffic.requests} == {200 - CHUNK_TOKENS}
-    assert traffic.mean_input == 200
 
 
 @pytest.mark.parametrize(
