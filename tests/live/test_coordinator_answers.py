@@ -1,4 +1,4 @@
-"""How requests end on a live coordinator: cancelled, cut, stopped, read slowly, met by a bug, refused for lack of room."""
+"""How requests end on a live coordinator: cancelled, cut, stopped, read slowly, met by a bug, refused at once."""
 
 from __future__ import annotations
 
