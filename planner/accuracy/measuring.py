@@ -36,7 +36,7 @@ from twinpool.planner.profile.served import prompts_as
 
 FIRST_ROUNDS = 3
 """Of all steps of each profile, before the first load: rates are made of these."""
-SLICE_S = 1.5
+SLICE_S = 2.0
 """Of a profile, before a load and after it."""
 MOST_STOLEN, MOST_OTHERS = 0.02, 0.1
 """Of all cores during a run, what the machine below and what other programs took: a run with more is sent again,"""
