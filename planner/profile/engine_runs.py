@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from itertools import cycle
 from typing import NamedTuple, TypeVar
 
 import msgspec
@@ -195,8 +196,8 @@ class Sampler:
         """What was found so far, of cases that had a turn. What ran alone, and has nothing to be compared with, is told
         as it would have been at the machine's usual pace."""
         at_usual_pace: dict[Kind, list[float]] = {}
-        for turn, pace in zip(self._turns, paces(self._turns), strict=True):
-            at_usual_pace.setdefault(turn.kind, []).append(turn.seconds / pace)
+        for kind, turn, pace in zip(cycle(self._kinds), self._turns, paces(self._turns), strict=False):
+            at_usual_pace.setdefault(kind, []).append(turn.seconds / pace)
         return [
             _sample(kind, each, self._before[kind], at_usual_pace[kind])
             for kind, each in self._seconds.items()
