@@ -41,7 +41,9 @@ SLICE_S = 2.0
 MOST_STOLEN, MOST_OTHERS = 0.02, 0.1
 """Of all cores during a run, what the machine below and what other programs took: a run with more is sent again,"""
 TRIES = 3
-"""so often in all. The one that lost least counts."""
+"""so often in all, and the one that lost least counts; but"""
+AGAIN_SHARE = 0.1
+"""of all runs no more than these, so that measuring ends on a machine that never is quiet."""
 _WARM_UPS = 3
 Say = Callable[[str], None]
 
@@ -131,7 +133,8 @@ def measure_all(folder: Folder, wanted: Wanted, say: Say) -> None:
         hardware = Hardware(() if wanted.asked is None else (wanted.asked,), KV_TOKENS, BLOCK_SIZE)
         with Stand(hardware, folder.path) as stand:
             runs = _missing(folder, facts, wanted.only)
-            measuring = _Measuring(folder, facts, tokenizer, max_model_len, stand, profilings, say)
+            num_again = max(1, round(AGAIN_SHARE * len(runs)))
+            measuring = _Measuring(folder, facts, tokenizer, max_model_len, stand, profilings, num_again, say)
             measuring.start({run.layout.name: run.layout for run in runs}.values(), runs[0].load)
             for number, run in enumerate(runs):
                 measuring.measure(run, f"{number + 1} of {len(runs)}")
@@ -176,7 +179,7 @@ class _Measuring:
 
     def __init__(
         self, folder: Folder, facts: Facts, tokenizer: tokenizers.Tokenizer, max_model_len: int, stand: Stand,
-        profilings: dict[int, Profiling], say: Say,
+        profilings: dict[int, Profiling], num_again: int, say: Say,
     ) -> None:  # fmt: skip
         self._folder = folder
         self._facts = facts
@@ -184,6 +187,7 @@ class _Measuring:
         self._prompt_as = prompts_as(tokenizer)
         self._stand = stand
         self._profilings = profilings
+        self._num_again = num_again
         self._say = say
         self._arms = {layout.name: layout.arm(max_model_len) for layout in LAYOUTS}
 
@@ -207,8 +211,9 @@ class _Measuring:
         slot = f"{load.name}-{run.repetition}".replace(", ", "-").replace(" ", "-")
         requests = self._requests(load)
         tries: list[tuple[Trial, list[StepSample]]] = []
-        while not tries or (len(tries) < TRIES and _is_disturbed(tries[-1][0].noise)):
+        while not tries or (len(tries) < TRIES and self._num_again > 0 and _is_disturbed(tries[-1][0].noise)):
             if tries:
+                self._num_again -= 1
                 self._say("  again: others took too much of the cores")
             steps = profiling.measure_steps(SLICE_S)
             trial = self._stand.load(self._arms[layout.name], requests, f"{slot}-{len(tries)}")
