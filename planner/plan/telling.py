@@ -244,8 +244,12 @@ def _verdict(planning: Planning, layout: Layout) -> str:
         headroom = signed_percent(rate / wanted - 1)
         fewest = ", the fewest that were found to serve it" if planning.search.finalists else ""
         return f"{serves}; the traffic is {number(wanted)}: {headroom} headroom with {accelerators(count)}{fewest}."
-    needed = math.ceil(count * wanted / rate) if rate else 0
-    remedy = f"; some {needed} would (--budget {needed})" if needed else ""
+    remedy = ""
+    if rate and planning.fleet.machine is not None:  # more workers would share the cores that these have
+        remedy = f"; some {math.ceil(wanted / rate)} such machines would"
+    elif rate:
+        needed = math.ceil(count * wanted / rate)
+        remedy = f"; some {needed} would (--budget {needed})"
     return f"{serves}, and the traffic is {number(wanted)}: too much for {accelerators(count)}{remedy}."
 
 

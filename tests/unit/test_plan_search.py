@@ -17,9 +17,11 @@ from twinpool.planner.plan.telling import plan_of
 from twinpool.planner.plan.traffic import traffic_of
 
 
-def planned(simulate: Pretended, rate: float | None = None, **changes: object) -> Plan:
+def planned(
+    simulate: Pretended, rate: float | None = None, machine: str | None = None, **changes: object
+) -> Plan:
     asked = question(rate, **{"effort": 20_000, **changes})
-    planning = Planning(asked, fleet(), simulate, "a model", price_per_hour=4.0)
+    planning = Planning(asked, replace(fleet(), machine=machine), simulate, "a model", price_per_hour=4.0)
     planning.run()
     return plan_of(planning)
 
@@ -119,6 +121,11 @@ def test_traffic_beyond_the_budget_is_said_to_be_so_with_the_number_that_would_d
     plan = planned(Pretended(bottleneck(5.0, 3.0, 1.0)), rate=30.0)
     assert plan.serves is False
     assert "too much for 8 accelerators; some 17 would (--budget 17)" in plan.findings[0]
+
+
+def test_where_workers_share_a_machine_more_of_them_are_no_remedy_and_more_machines_are() -> None:
+    plan = planned(Pretended(bottleneck(5.0, 3.0, 1.0)), rate=40.0, machine="here")
+    assert "too much for 8 accelerators; some 3 such machines would" in plan.findings[0]
 
 
 def test_what_may_come_is_told_of_more_traffic_longer_prompts_and_lost_workers() -> None:
