@@ -5,12 +5,17 @@ from __future__ import annotations
 import dataclasses
 import math
 from pathlib import Path
+from typing import Any, cast
 
 import msgspec
 import numpy as np
 import pytest
 from support.made_profiles import PLAN, made_profile, sampled
 
+from twinpool.bench.comparison.arms import Arm
+from twinpool.bench.comparison.noise import Noise, Pace
+from twinpool.bench.comparison.stand import Trial
+from twinpool.bench.serving.datasets import PromptAs
 from twinpool.bench.serving.record import Run
 from twinpool.errors import ConfigError
 from twinpool.layout import Dtype, KVLayout
@@ -19,11 +24,11 @@ from twinpool.planner.accuracy.comparing import TOLD, Compared, compare, errors_
 from twinpool.planner.accuracy.folder import Facts, Folder
 from twinpool.planner.accuracy.layouts import LAYOUTS
 from twinpool.planner.accuracy.loads import SHARES, WORKLOADS, Yardstick, loads_of, make_loads
-from twinpool.planner.accuracy.measuring import Wanted, measure_all
+from twinpool.planner.accuracy.measuring import Wanted, _Measuring, _Run, measure_all
 from twinpool.planner.accuracy.predicting import pace_around, predict
 from twinpool.planner.accuracy.report import BEGIN, END, measured_section, renewed
 from twinpool.planner.profile.fitted_times import FittedTimes
-from twinpool.planner.profile.saved import Unsteadiness
+from twinpool.planner.profile.saved import Profile, StepSample, Unsteadiness
 from twinpool.planner.simulator.driver import simulate
 
 TIMES = FittedTimes(made_profile())
@@ -146,6 +151,38 @@ def test_measuring_goes_on_only_with_what_it_began_with(tmp_path: Path) -> None:
     next(folder.path.glob("run-*")).unlink()
     with pytest.raises(ConfigError, match="begun on 2 cores of A processor"):
         measure_all(folder, wanted, print)
+
+
+def test_a_disturbed_run_is_sent_again_and_the_one_that_lost_least_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stolen = iter((0.09, 0.05, 0.06, 0.05, 0.0))
+
+    class Stand:
+        def load(self, arm: Arm, _requests: object, slot: str) -> Trial:
+            share = next(stolen)
+            run = Run(started_at=slot, duration_s=share, requests=(), senders=(), settings={})
+            return Trial(arm, run, Noise(0.0, share, 0.0, Pace(1.0, 1.0)))
+
+    class Steps:
+        def measure_steps(self, _seconds: float) -> list[StepSample]:
+            return sampled(PLAN.alone[:1])
+
+        def profile(self) -> Profile:
+            return made_profile()
+
+    folder = Folder(tmp_path)
+    monkeypatch.setattr("twinpool.planner.accuracy.measuring.prompts_as", lambda _: PromptAs.IDS)
+    parts = cast("Any", (Stand(), {1: Steps(), 2: Steps()}))
+    measuring = _Measuring(folder, FACTS, cast("Any", None), 8192, *parts, 3, lambda _: None)
+    monkeypatch.setattr(measuring, "_requests", lambda _: [])
+    load = loads_of(FACTS)[0]
+    for layout in LAYOUTS[:2]:
+        measuring.measure(_Run(layout, load, 0), "1 of 2")
+    ((first, steps),), ((second, _),) = (folder.runs(each.name, load.name, 1) for each in LAYOUTS[:2])
+    assert (first.started_at, first.duration_s) == ("chat-low-0-1", 0.05)
+    assert len(steps) == 2
+    assert (second.started_at, second.duration_s) == ("chat-low-0-1", 0.0), "the last that may be sent again"
 
 
 def test_a_run_is_predicted_at_the_pace_of_the_steps_around_it() -> None:
