@@ -17,7 +17,7 @@ from twinpool.bench.reports.model import decode_report
 from twinpool.bench.serving.record import Ending
 
 Start = Callable[..., subprocess.Popen[str]]
-pytestmark = pytest.mark.timeout(150)
+pytestmark = pytest.mark.timeout(240)
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ def test_two_layouts_are_compared_on_the_same_requests_with_equal_answers(
         "8",
     )
     program = start("--arms", "colocated-chunked-64,1p1d", "--workload", "dataset", "--trace", *flags)
-    said, _ = program.communicate(timeout=120)
+    said, _ = program.communicate(timeout=200)
     assert program.returncode in (0, 1), said
     assert "all 20 answers" in said
     assert "one repetition on all arms takes about" in said

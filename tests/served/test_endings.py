@@ -30,8 +30,8 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Serv
     """The same model on two pools and on one."""
     logs = tmp_path_factory.mktemp("servers")
     with (
-        serving(logs, "--dtype", "float32") as split,
-        serving(logs, "--dtype", "float32", "--colocated", "1") as colocated,
+        serving(logs) as split,
+        serving(logs, "--colocated", "1") as colocated,
     ):
         yield {"split": split, "colocated": colocated}
         split.wait_until_empty()

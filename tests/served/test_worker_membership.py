@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TypeVar
 
 import pytest
-from support.default_model import default_model_dir
 from support.join_token import TEST_TOKEN
+from support.served_model import save_served_model
 
 from twinpool.channel import RouterChannel
 from twinpool.join_token import VARIABLE
@@ -48,12 +48,18 @@ class Front:
                     return identity, message
 
 
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of a tiny model."""
+    return save_served_model(tmp_path_factory.mktemp("model"))
+
+
 @contextmanager
-def worker_by_hand(front: Front) -> Iterator[subprocess.Popen[bytes]]:
+def worker_by_hand(front: Front, model: Path) -> Iterator[subprocess.Popen[bytes]]:
     """`twinpool worker` as an operator of another host starts it: no lifeline."""
     command = [
         sys.executable, "-m", "twinpool", "worker", "--role", "colocated", "--id", "by-hand",
-        "--connect", front.channel.endpoint, "--model-dir", str(default_model_dir()),
+        "--connect", front.channel.endpoint, "--model-dir", str(model),
         "--num-blocks", "64", "--max-model-len", "256",
     ]  # fmt: skip
     process = subprocess.Popen(
@@ -67,9 +73,11 @@ def worker_by_hand(front: Front) -> Iterator[subprocess.Popen[bytes]]:
 
 
 @pytest.mark.timeout(180)
-async def test_a_worker_by_hand_joins_again_as_a_new_process_and_heartbeats_as_it_is_told() -> None:
+async def test_a_worker_by_hand_joins_again_as_a_new_process_and_heartbeats_as_it_is_told(
+    model: Path,
+) -> None:
     front = Front()
-    with front.channel, worker_by_hand(front) as process:
+    with front.channel, worker_by_hand(front, model) as process:
         first, offer = await front.next(Register)
         assert offer.pid == process.pid
         front.channel.send(first, Welcome(heartbeat_s=0.01))
@@ -87,10 +95,10 @@ async def test_a_worker_by_hand_joins_again_as_a_new_process_and_heartbeats_as_i
 
 
 @pytest.mark.timeout(180)
-async def test_a_member_whose_connection_breaks_starts_anew() -> None:
+async def test_a_member_whose_connection_breaks_starts_anew(model: Path) -> None:
     """What was on the connection is lost, and nobody would ever know which token or Cancel that was."""
     front = Front()
-    with front.channel, worker_by_hand(front) as process:
+    with front.channel, worker_by_hand(front, model) as process:
         first, _ = await front.next(Register)
         front.channel.send(first, Welcome(heartbeat_s=0.01))
         await front.next(Heartbeat)
@@ -105,9 +113,9 @@ async def test_a_member_whose_connection_breaks_starts_anew() -> None:
 
 
 @pytest.mark.timeout(120)
-async def test_a_denied_worker_ends_with_the_status_that_forbids_another_try() -> None:
+async def test_a_denied_worker_ends_with_the_status_that_forbids_another_try(model: Path) -> None:
     front = Front()
-    with front.channel, worker_by_hand(front) as process:
+    with front.channel, worker_by_hand(front, model) as process:
         identity, _ = await front.next(Register)
         front.channel.send(identity, Denied("another model"))
         assert await asyncio.to_thread(process.wait, DEADLINE_S) == EXIT_CONFIG
