@@ -142,6 +142,8 @@ class Request:
 
     def __init__(self, submission: Submission, account: Account) -> None:
         self.submission = submission
+        self.request_id = submission.request_id
+        """The gateway's name for it."""
         self.account = account
         self.number = 0
         self.state = RequestState.RECEIVED
@@ -162,11 +164,6 @@ class Request:
         self.prefix: Sequence[int] = ()
         self.ending: Move | None = None
         self.arrears: Callable[[], None] | None = None
-
-    @property
-    def request_id(self) -> str:
-        """The gateway's name for it."""
-        return self.submission.request_id
 
     @property
     def num_tokens(self) -> int:

@@ -6,13 +6,14 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
+import msgspec
+
 from twinpool.coordinator.tenants import ANYONE, Allowances, Tenant
 from twinpool.errors import RequestError
 from twinpool.request import FinishReason, SamplingParams, TokenLogprobs
 
 
-@dataclass(frozen=True, slots=True)
-class Submission:
+class Submission(msgspec.Struct, frozen=True):
     """A validated, tokenized request.
 
     `received_at` is the coordinator clock's reading when the HTTP request came in, `validated_at` and `tokenized_at`

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+import msgspec
+
 from twinpool.coordinator.service import RequestFacts
 from twinpool.messages import HandoffReport, PrefillReport
 from twinpool.request import FinishReason, RequestState
@@ -41,8 +43,7 @@ class CostUnit(StrEnum):
     """Of a decode worker: how full it would be, 1 for wholly, less a bonus for what it holds of the prompt."""
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
+class Candidate(msgspec.Struct, frozen=True):
     """One worker that the router looked at: its predicted cost (lower wins) and the prompt tokens it should hold.
 
     The router knows caches by what it sent where, in whole chunks of 64 tokens. What the worker then found in its own

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
+import msgspec
+
 from twinpool.bounds import (
     Biases,
     Bits64,
@@ -152,8 +154,7 @@ class SamplingParams:
         return self.has_penalties or bool(chooses)
 
 
-@dataclass(frozen=True, slots=True)
-class Job:
+class Job(msgspec.Struct, frozen=True):
     """The work order for one attempt at one request.
 
     `token_ids` is the prompt followed by the `num_emitted` output tokens that the client already has (zero at the

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
-import msgspec
 import pytest
+from msgspec.structs import replace
 
 from twinpool.coordinator.delivery import Delivery
 from twinpool.coordinator.lifecycle import Leg
@@ -180,7 +179,7 @@ def a_stale_plan_ahead_is_begun(patch: pytest.MonkeyPatch) -> None:
     honest = PlanAhead.resolve
 
     def resolve(self: PlanAhead, ran: StepPlan, output: StepOutput) -> StepPlan | None:
-        return honest(msgspec.structs.replace(self, after=ran), ran, output)
+        return honest(replace(self, after=ran), ran, output)
 
     patch.setattr(PlanAhead, "resolve", resolve)
 
@@ -191,8 +190,8 @@ def an_ended_sequence_follows(patch: pytest.MonkeyPatch) -> None:
     honest = PlanAhead.resolve
 
     def resolve(self: PlanAhead, ran: StepPlan, output: StepOutput) -> StepPlan | None:
-        endless = [msgspec.structs.replace(a, job=replace(a.job, eos_token_ids=())) for a in self.awaited]
-        return honest(msgspec.structs.replace(self, awaited=tuple(endless)), ran, output)
+        endless = [replace(a, job=replace(a.job, eos_token_ids=())) for a in self.awaited]
+        return honest(replace(self, awaited=tuple(endless)), ran, output)
 
     patch.setattr(PlanAhead, "resolve", resolve)
 
