@@ -77,10 +77,7 @@ class Lockstep:
         if book is None or book.others or not book.members:
             return False
         num = len(book.members)
-        before = book.times[-1]
-        for at in times:
-            self._itl.observe(at - before, num)
-            before = at
+        self._itl.observe_gaps(times, book.times[-1], num)
         book.times.extend(times)
         worker.held_tokens += num * len(times)
         self._tally.add(CoordinatorMetric.TOKENS_DELIVERED, amount=num * len(times))

@@ -51,24 +51,27 @@ def prefix_of(submission: Submission) -> tuple[int, ...]:
     return prefix_chain(submission.prompt_token_ids, submission.cache_salt)
 
 
+_NOBODY = frozenset[str]()
+
+
 class PrefixIndex:
     """Which worker processes were last given which prefixes: a bounded guess at their caches, oldest forgotten."""
 
     def __init__(self, max_chunks: int = MAX_INDEXED_CHUNKS) -> None:
         self._max_chunks = max_chunks
-        self._holders: OrderedDict[int, set[str]] = OrderedDict()
+        self._holders: OrderedDict[int, frozenset[str]] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._holders)
 
     def add(self, chain: Sequence[int], *incarnations: str) -> None:
         """These processes compute (or receive) the prefix of `chain`."""
-        holders = self._holders
+        holders, new = self._holders, frozenset(incarnations)
         for link in chain:
             if (here := holders.get(link)) is None:
-                holders[link] = set(incarnations)
+                holders[link] = new
             else:
-                here.update(incarnations)
+                holders[link] = here | new
                 holders.move_to_end(link)
         while len(holders) > self._max_chunks:
             holders.popitem(last=False)
@@ -87,7 +90,7 @@ class PrefixIndex:
         found: dict[str, int] = {}
         here: Collection[str] = ()
         for num_matched, link in enumerate(chain):
-            holders = self._holders.get(link, set())
+            holders = self._holders.get(link, _NOBODY)
             still = holders.intersection(here) if num_matched else holders
             for incarnation in here if not still else [one for one in here if one not in still]:
                 found[incarnation] = num_matched * CHUNK_TOKENS
@@ -100,15 +103,16 @@ class PrefixIndex:
 
     def forget(self, incarnation: str) -> None:
         """The process is gone."""
-        for holders in self._holders.values():
-            holders.discard(incarnation)
+        for link in self._held_by(incarnation):
+            self._holders[link] -= {incarnation}
 
     def rename(self, incarnation: str, successor: str) -> None:
         """The process goes by another name, with the cache that it had."""
-        for holders in self._holders.values():
-            if incarnation in holders:
-                holders.remove(incarnation)
-                holders.add(successor)
+        for link in self._held_by(incarnation):
+            self._holders[link] = self._holders[link] - {incarnation} | {successor}
+
+    def _held_by(self, incarnation: str) -> list[int]:
+        return [link for link, holders in self._holders.items() if incarnation in holders]
 
 
 @dataclass(frozen=True, slots=True)

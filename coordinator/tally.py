@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
+from collections.abc import Sequence
 
 from twinpool.config import Role
 from twinpool.metrics import CoordinatorMetric, Timing
@@ -33,6 +34,16 @@ class Histogram:
         """Counts a duration, so many times."""
         self.counts[bisect_left(self.bounds_s, seconds)] += count
         self.total_s += seconds * count
+
+    def observe_gaps(self, times: Sequence[float], since: float, count: int) -> None:
+        """Counts the durations between neighbours in `since` and `times`, each so many times."""
+        counts, bounds_s, total_s = self.counts, self.bounds_s, self.total_s
+        for at in times:
+            seconds = at - since
+            counts[bisect_left(bounds_s, seconds)] += count
+            total_s += seconds * count
+            since = at
+        self.total_s = total_s
 
 
 class Tally:

@@ -158,13 +158,14 @@ class DecodeScheduler:
         Raises:
             InvariantViolation: this attempt runs already.
         """
-        if job.key in self._running:
-            raise InvariantViolation(f"{job.key} joined twice")
+        key = job.key
+        if key in self._running:
+            raise InvariantViolation(f"{key} joined twice")
         self._pool.seal(table, chain, len(job.token_ids))
         token_ids = GrownTokens(job.token_ids, first_token)
         look_back = LookBack.of(job) if look_back is None else look_back
         self.num_joined += 1
-        self._running[job.key] = DecodeSequence(job, table, chain, token_ids, look_back, self.num_joined)
+        self._running[key] = DecodeSequence(job, table, chain, token_ids, look_back, self.num_joined)
 
     def leave(self, key: RequestKey) -> None:
         """Ends the sequence and releases its blocks."""

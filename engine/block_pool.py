@@ -195,7 +195,7 @@ class BlockPool:
         self._require_live(*tables)
         num_grown = min(len(tables), self.num_available)
         for table, block in zip(tables, self._take(num_grown), strict=False):
-            table.block_ids = (*table.block_ids, block)
+            table.block_ids += (block,)
         return num_grown
 
     def seal(self, table: BlockTable, chain: PrefixChain, num_tokens: int) -> None:
@@ -212,7 +212,13 @@ class BlockPool:
         if not self._prefix_cache:
             return
         index, digests = self._index, self._digest
-        for block, digest in zip(table.block_ids[first:last], chain.digests[first:last], strict=True):
+        blocks, names = table.block_ids[first:last], chain.digests[first:last]
+        if index.keys().isdisjoint(names):
+            index.update(zip(names, blocks, strict=True))
+            for block, digest in zip(blocks, names, strict=True):
+                digests[block] = digest
+            return
+        for block, digest in zip(blocks, names, strict=True):
             if digest not in index:
                 index[digest] = block
                 digests[block] = digest
@@ -351,15 +357,16 @@ class BlockPool:
     def _give_back(self, block_ids: Sequence[int]) -> None:
         # Last block first: a prefix is worth more than what follows it, so it is evicted later.
         readers, digests = self._readers, self._digest
-        free: list[int] = []
-        cached: list[int] = []
+        idle: list[int] = []
         for block in reversed(block_ids):
             readers[block] = left = readers[block] - 1
             if not left:
-                (free if digests[block] is None else cached).append(block)
-        self._free += free
+                idle.append(block)
+        cached = [block for block in idle if digests[block] is not None]
+        if len(cached) < len(idle):
+            self._free += [block for block in idle if digests[block] is None]
         self._cached.extend(cached)
-        self._num_owned -= len(free) + len(cached)
+        self._num_owned -= len(idle)
 
     def _unfind(self, block_ids: Sequence[int]) -> None:
         index, digests = self._index, self._digest

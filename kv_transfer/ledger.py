@@ -147,14 +147,15 @@ class OwnershipLedger:
             block = next(block for block in blocks if block in self._fence_of_block)
             other = self._reservations[self._fence_of_block[block]]
             raise InvariantViolation(f"block {block} is lent already under {other}")
-        if len(set(blocks)) != len(blocks):
-            raise InvariantViolation(f"a block is listed twice in a reservation for {key}: {blocks}")
         fence = self._next_fence
+        lent = dict.fromkeys(blocks, fence)
+        if len(lent) != len(blocks):
+            raise InvariantViolation(f"a block is listed twice in a reservation for {key}: {blocks}")
         self._next_fence += 1
         self._reservations[fence] = Reservation(
             fence, key, writer, blocks, timeout_s, now + timeout_s, story=[f"open at {now:.3f}"]
         )
-        self._fence_of_block.update(dict.fromkeys(blocks, fence))
+        self._fence_of_block.update(lent)
         return fence
 
     def renew(self, fence: int, now: float) -> bool:

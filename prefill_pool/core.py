@@ -141,6 +141,9 @@ class PrefillCore:
         outbox = self._outbox
         if outbox.in_step:
             raise InvariantViolation("a step was asked for while one runs")
+        if not self._scheduler:
+            self.awaits_room = False
+            return None
         self._num_ungranted_blocks = sum(
             len(job.prompt.table) for job in outbox if job.prompt.table and not job.grant
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from enum import StrEnum
 
@@ -245,27 +244,27 @@ class Counters:
     """A worker's counters. Adding a negative amount is a bug and raises ValueError."""
 
     def __init__(self) -> None:
-        self._values: Counter[str] = Counter()
+        self._values: dict[str, float] = {}
 
     def add(self, metric: WorkerMetric, amount: float = 1) -> None:
         """Adds `amount` (0 or more)."""
         if amount < 0:
             raise ValueError(f"{metric} cannot fall by {-amount}")
-        values = self._values
-        if metric in values:  # it is equal to its value
-            values[metric] += amount  # type: ignore[assignment]  # Counter is typed for int
-        else:
-            values[metric.value] = amount  # type: ignore[assignment]
+        try:
+            self._values[metric] += amount  # a name is equal to its value, which is the key
+        except KeyError:
+            self._values[metric.value] = amount
 
     def add_each(self, metric: WorkerMetric, amounts: Iterable[float]) -> None:
         """Adds one after the other: as floats, their sum at once may differ in its last digits."""
-        total: float = self._values[metric.value]
+        self.add(metric, 0.0)
+        total = self._values[metric]
         for amount in amounts:
             total += amount
-        self._values[metric.value] = total  # type: ignore[assignment]  # Counter is typed for int
+        self._values[metric] = total
 
     def __getitem__(self, metric: WorkerMetric) -> float:
-        return self._values[metric.value]
+        return self._values.get(metric, 0)
 
     def __iter__(self) -> Iterator[tuple[str, float]]:
         return iter(self._values.items())

@@ -94,14 +94,13 @@ def test_an_idle_worker_is_told_at_once_and_comes_back_with_its_cache() -> None:
     driver.token("P", 0, FinishReason.LENGTH)
     driver.report()
     index = driver.core._router._index
-    chain = index._holders.copy()
+    chain = list(index._holders)
     assert chain
     commands = change(driver, "E", P)
     assert agreed(commands) == (PoolChange(ROLE, P, "E"),)
     assert Reassign("E", P) in commands
     assert driver.sent_to("E") == [TakeRole(P)]
-    for holders in index._holders.values():
-        holders.add(driver.incarnations["E"])
+    index.add(chain, driver.incarnations["E"])
     takes_role(driver, "E", P)
     assert all(driver.incarnations["E"] in holders for holders in index._holders.values())
     assert {worker.worker_id for worker in driver.core.registry.of_role(P)} == {"P", "E"}
