@@ -97,6 +97,8 @@ class Roofline:
         self._active_weights = model.active_weights
         self._head_weights = model.head_weights
         self._sequence_pair_flops = model.sequence_pair_flops()
+        self._prompt_pair_flops = model.prompt_pair_flops()
+        self._window = model.window or 0
         self._shared_bytes = model.shared_weights * weight
         self._head_bytes = model.head_weights * max(weight, 2.0)
         self._expert_bytes = model.num_expert_layers * model.expert_weights * weight
@@ -136,22 +138,43 @@ class Roofline:
         """An estimate; accelerators do not slow each other down."""
         if shape == _EMPTY:
             return 0.0
-        tokens = shape.num_sequences + shape.prompt_tokens
-        rows = shape.num_sequences + shape.num_chunks
+        num_sequences, context_tokens, num_chunks, prompt_tokens, *_ = shape
+        tokens = num_sequences + prompt_tokens
+        rows = num_sequences + num_chunks
         products_s = self._products_of.get((tokens, rows)) or self._products_s(tokens, rows)
         kv_bytes_per_s, attention_flops_per_s = self._used_kv_bytes_per_s, self._used_attention_flops_per_s
         sequences_s = chunks_s = 0.0
-        if shape.num_sequences:
-            positions = self._sequence_positions(shape)
+        if num_sequences:
+            positions = self._layers(context_tokens, self._window * num_sequences)
             sequences_s = max(
                 positions * self._kv_layer_bytes / kv_bytes_per_s,
                 positions * self._sequence_pair_flops / attention_flops_per_s,
             )
-        if shape.num_chunks:
+        if num_chunks:
             chunks_s = max(
                 self._chunk_kv_bytes(shape) / kv_bytes_per_s, self._chunk_flops(shape) / attention_flops_per_s
             )
         return self._fixed_s + products_s + sequences_s + chunks_s + tokens * self._collectives_token_s
+
+    def steps_ahead_s(self, shape: StepShape, num_steps: int, num_busy: int) -> list[float]:
+        """As `ForeseesSteps.steps_ahead_s`: what does not change from step to step is computed once."""
+        num_sequences, context_tokens, num_chunks, *_ = shape
+        if num_chunks or self.model.num_window_layers or not num_sequences:
+            return [self.step_s(shape.after(number), num_busy) for number in range(num_steps)]
+        products_s = self._products_of.get((num_sequences, num_sequences))
+        every_s = self._fixed_s + (products_s or self._products_s(num_sequences, num_sequences))
+        collectives_s = num_sequences * self._collectives_token_s
+        num_layers, kv_layer_bytes, pair_flops = (
+            self.model.num_layers, self._kv_layer_bytes, self._sequence_pair_flops
+        )  # fmt: skip
+        kv_bytes_per_s, flops_per_s = self._used_kv_bytes_per_s, self._used_attention_flops_per_s
+        found = []
+        for context in range(context_tokens, context_tokens + num_steps * num_sequences, num_sequences):
+            positions = num_layers * context
+            kv_s = positions * kv_layer_bytes / kv_bytes_per_s
+            pairs_s = positions * pair_flops / flops_per_s
+            found.append(every_s + (kv_s if kv_s > pairs_s else pairs_s) + collectives_s)
+        return found
 
     def transfer_s(self, num_bytes: int) -> float:
         """All devices of the group send their heads at once."""
@@ -231,20 +254,17 @@ class Roofline:
         return (self.model.num_layers - windowed) * all_positions + windowed * min(all_positions, in_window)
 
     def _sequence_positions(self, shape: StepShape) -> float:
-        window = self.model.window or 0
-        return self._layers(shape.context_tokens, window * shape.num_sequences)
+        return self._layers(shape.context_tokens, self._window * shape.num_sequences)
 
     def _sequence_kv_bytes(self, shape: StepShape) -> float:
         return self._sequence_positions(shape) * self._kv_layer_bytes
 
     def _sequence_flops(self, shape: StepShape) -> float:
-        return self._sequence_positions(shape) * self.model.sequence_pair_flops()
+        return self._sequence_positions(shape) * self._sequence_pair_flops
 
     def _chunk_kv_bytes(self, shape: StepShape) -> float:
-        window = self.model.window or 0
-        in_window = window * shape.num_chunks + shape.prompt_tokens
+        in_window = self._window * shape.num_chunks + shape.prompt_tokens
         return self._layers(shape.prompt_context, in_window) * self._kv_layer_bytes
 
     def _chunk_flops(self, shape: StepShape) -> float:
-        window = self.model.window or 0
-        return self._layers(shape.prompt_pairs, window * shape.prompt_tokens) * self.model.prompt_pair_flops()
+        return self._layers(shape.prompt_pairs, self._window * shape.prompt_tokens) * self._prompt_pair_flops

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from twinpool.planner.step_shape import StepShape
 
@@ -49,3 +50,25 @@ class ServiceTimes(Protocol):
     def transfer_s(self, num_bytes: int) -> float:
         """How long so many bytes of KV take from one worker to another, alone on the link."""
         ...
+
+
+StepsAhead = Callable[[StepShape, int, int], Sequence[float]]
+"""How long each of so many steps takes, of sequences that have a token more in each, beside so many other workers."""
+
+
+@runtime_checkable
+class ForeseesSteps(Protocol):
+    """Service times with a quick way to `StepsAhead`: what a loop over `step_s` gives, to the last bit."""
+
+    def steps_ahead_s(self, shape: StepShape, num_steps: int, num_busy: int) -> Sequence[float]:
+        """Of `num_steps` steps, the first of `shape`."""
+        ...
+
+
+def steps_ahead(times: ServiceTimes) -> StepsAhead:
+    """That of `times`: their own, or `step_s` of each step."""
+    if isinstance(times, ForeseesSteps):
+        return times.steps_ahead_s
+    return lambda shape, num_steps, num_busy: [
+        times.step_s(shape.after(number), num_busy) for number in range(num_steps)
+    ]
