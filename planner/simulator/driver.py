@@ -120,6 +120,7 @@ class Driver:
         self._held: deque[Outcome] = deque()
         self._num_open = len(self.outcomes)
         self._num_on_the_way = 0
+        self._last_arrives_at = 0.0
         self._is_ticking = False
         self._beat_at = 0.0
         self._num_events = 0
@@ -168,7 +169,10 @@ class Driver:
             self._expect_next()
         step, num_events = self.agenda.step, 0
         try:
-            while self._num_open or self.core.num_live:
+            while self._num_open:
+                step()
+                num_events += 1
+            while self.core.num_live:
                 step()
                 num_events += 1
         finally:
@@ -235,7 +239,9 @@ class Driver:
         outcome.was_sent = True
         self._count_in_flight(1)
         takes_s = overheads.request_s + overheads.prompt_token_s * outcome.shape.input_tokens
-        self.agenda.at(now + takes_s, LATER, self._arrive, outcome)
+        # One process reads them, in order: a short one does not overtake a long one that was sent right before it.
+        self._last_arrives_at = max(self._last_arrives_at, now + takes_s)
+        self.agenda.at(self._last_arrives_at, LATER, self._arrive, outcome)
 
     def _arrive(self, outcome: Outcome) -> None:
         self._num_on_the_way -= 1
