@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from heapq import heappop, heappush
 from typing import Any
@@ -18,21 +19,27 @@ class Agenda:
     """Actions in order of their time.
 
     Of one time the lower `rank` comes first, then what was put down first. Ends of steps have the number of their
-    worker as rank, so that at one moment all steps end before anybody hears of it, in whichever order they began.
+    worker as rank, so that at one moment all steps end before anybody hears of it, in whichever order they began. What
+    is put down `LATER` for this very moment comes after all else that is there for it, so it stands in a line of its
+    own.
     """
 
-    __slots__ = ("_entries", "_num_entries", "now")
+    __slots__ = ("_at_once", "_entries", "_num_entries", "now")
 
     def __init__(self) -> None:
         self.now = 0.0
         self._entries: list[tuple[float, int, int, Callable[[Any], None], Any]] = []
+        self._at_once = deque[tuple[Callable[[Any], None], Any]]()
         self._num_entries = 0
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return len(self._entries) + len(self._at_once)
 
     def at(self, when: float, rank: int, action: Callable[[Any], None], argument: object) -> None:
         """`action(argument)` happens at `when`, which is not before now."""
+        if when == self.now and rank == LATER:
+            self._at_once.append((action, argument))
+            return
         self._num_entries += 1
         heappush(self._entries, (when, rank, self._num_entries, action, argument))
 
@@ -43,5 +50,9 @@ class Agenda:
 
     def step(self) -> None:
         """Does what is next. The agenda must not be empty."""
-        self.now, _, _, action, argument = heappop(self._entries)
+        entries = self._entries
+        if self._at_once and not (entries and entries[0][0] == self.now):
+            action, argument = self._at_once.popleft()
+        else:
+            self.now, _, _, action, argument = heappop(entries)
         action(argument)

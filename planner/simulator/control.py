@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import groupby
 from math import inf
-from operator import itemgetter
 from typing import Protocol
 
 from twinpool.coordinator import events
@@ -20,6 +18,8 @@ from twinpool.planner.simulator.lockstep import LockstepWorker
 from twinpool.planner.simulator.worker import SimulatedWorker
 
 TICK_S = 0.1
+_KNOWN = frozenset({Welcome, Peers})
+"""What these say every simulated worker knows from the start."""
 
 
 class Clients(Protocol):
@@ -109,10 +109,9 @@ class Control:
                 raise InvariantViolation(f"{worker_id} counts as lost in a simulation, where none can be")
 
     def _pass_on(self, worker: SimulatedWorker, message: Message) -> None:
-        # Members and links are known from the start, so what tells of them changes nothing.
         if isinstance(message, Denied):
             raise ConfigError(f"the deployment is none that serves: {message.reason}")
-        if not isinstance(message, Welcome | Peers):
+        if type(message) not in _KNOWN:
             when = self._agenda.now + worker.control_s
             self._agenda.at(when, LATER, worker.from_coordinator, message)
 
@@ -137,8 +136,7 @@ class Control:
         worker.settle(now)
         self.core.hold(worker.worker_id, -worker.num_foreseen)
         untold = worker.take_untold(now, with_now=STEP_MESSAGES + worker.number <= rank)
-        for message, steps in groupby(untold, key=itemgetter(1)):
-            times = [at_s for at_s, _ in steps]
+        for times, _, message in untold:
             for at_s, commands in self.core.count_steps(worker.worker_id, worker.incarnation, message, times):
                 for command in commands:
                     self._do(command, at_s + worker.late_s)
@@ -150,9 +148,10 @@ class Control:
             self._tell_of_steps(worker, LATER)
             worker.skip_no_more()
             rank = STEP_MESSAGES + worker.number
-            for at_s, message in worker.take_untold(inf, with_now=True):
+            for times, _, message in worker.take_untold(inf, with_now=True):
                 # Whatever else came of such a step was sent after its tokens, and is on the agenda already.
-                self._agenda.at_first(at_s, rank, self._hear_later, (worker, message, rank))
+                for at_s in times:
+                    self._agenda.at_first(at_s, rank, self._hear_later, (worker, message, rank))
         self._agenda.at(self._skips_again_at, LATER, self._skip_again, self._skips_again_at)
 
     def _skip_again(self, at_s: float) -> None:

@@ -13,9 +13,10 @@ computed anew (`go_on`).
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from math import inf
-from typing import Any
+from operator import sub
+from typing import Any, NamedTuple
 
 from twinpool.colocated_pool.core import ColocatedCore
 from twinpool.config import Role
@@ -25,22 +26,42 @@ from twinpool.errors import InvariantViolation
 from twinpool.messages import LockstepTokens
 from twinpool.planner.simulator.worker import TOKEN_ID, SimulatedWorker
 from twinpool.planner.step_shape import StepShape
+from twinpool.planner.times.service_times import steps_ahead
 from twinpool.worker.core import Event, SendCoordinator
 
 QUIET_STEP = LockstepTokens((), (), TOKEN_ID)
 """What is told of a step in which each sequence got a token and nothing else happened."""
-MOST_SKIPPED, MOST_SKIPPED_ON = 8, 64
+MOST_SKIPPED, MOST_SKIPPED_ON = 16, 64
 """Steps whose ends are computed at once: what comes meanwhile makes those behind it worthless. More where as many as
 that have passed without anything."""
+
+
+class UntoldSteps(NamedTuple):
+    """Steps of so many sequences each, of each of which the coordinator is to hear `message` at its time; in order."""
+
+    times: list[float]
+    num_sequences: int
+    message: LockstepTokens
+
+    def goes_on_with(self, num_sequences: int) -> bool:
+        """Whether a quiet step of so many sequences can be one more of these."""
+        return self.message is QUIET_STEP and self.num_sequences == num_sequences
+
+    def num_until(self, now: float, *, with_now: bool) -> int:
+        """How many are to be told before `now`, or at that very moment if those count, too."""
+        times = self.times
+        if times[-1] < now:
+            return len(times)
+        return bisect_right(times, now) if with_now else bisect_left(times, now)
 
 
 class LockstepWorker(SimulatedWorker):
     """As `SimulatedWorker`, of a decode worker that is no hybrid or a colocated one.
 
-    At each of the times in `untold` the coordinator would have heard, with a message, of a step of so many sequences
-    that was skipped, or that nobody waits to hear of. Before `due_at` there is none that is neither settled nor told.
-    What the coordinator knows of untold steps, where it matters, is that they filled `num_foreseen` slots, which
-    changes at `foreseen_until` at the earliest. While it must not `may_skip`, every step is on the agenda.
+    Of the steps in `untold`, in order, the coordinator would have heard already: they were skipped, or nobody waits to
+    hear of them. Before `due_at` there is none that is neither settled nor told. What the coordinator knows of untold
+    steps, where it matters, is that they filled `num_foreseen` slots, which changes at `foreseen_until` at the
+    earliest. While it must not `may_skip`, every step is on the agenda.
     """
 
     def __init__(self, *arguments: Any) -> None:
@@ -49,11 +70,11 @@ class LockstepWorker(SimulatedWorker):
             raise InvariantViolation(f"{self.worker_id} is no worker that can go in lockstep")
         self._decode = self.core
         self._decode.walk_in_lockstep(TOKEN_ID)
+        self._steps_ahead = steps_ahead(self._times)
         self.may_skip = True
-        self.untold: list[tuple[float, int, LockstepTokens]] = []
+        self.untold: list[UntoldSteps] = []
         self.due_at = self.foreseen_until = inf
         self.num_foreseen = 0
-        self._untold_foreseen = self._ends_foreseen = 0
         self._ends_at: list[float] = []
         self._present = 0
         """The place in `_ends_at` of the step that runs."""
@@ -75,63 +96,73 @@ class LockstepWorker(SimulatedWorker):
         if first >= self._expected or ends_at[first] > now:
             return
         place = bisect_right(ends_at, now, first, self._expected)
-        seconds = []
-        num_sequences, control_s, began_at = self._shape.num_sequences, self.control_s, self._began_at
-        for end_at in ends_at[first:place]:
-            seconds.append(end_at - began_at)
-            self.busy_s += end_at - began_at
-            began_at = end_at
-            self.untold.append((end_at + control_s, num_sequences, QUIET_STEP))
-        self._began_at = began_at
-        self.num_steps += len(seconds)
-        self._untold_foreseen += max(0, min(place, self._ends_foreseen) - first)
+        ends = ends_at[first:place]
+        seconds = list(map(sub, ends, [self._began_at, *ends]))
+        for step_s in seconds:
+            self.busy_s += step_s
+        self._began_at = ends[-1]
+        self.num_steps += len(ends)
         self._present = place
         self._decode.skip_steps(seconds)
+        times = [end_at + self.control_s for end_at in ends] if self.control_s else ends
+        self._keep_untold(times, self._shape.num_sequences, QUIET_STEP)
+
+    def _keep_untold(self, times: list[float], num_sequences: int, message: LockstepTokens) -> None:
+        """Steps that could be told, each at its time."""
+        untold = self.untold
+        if message is QUIET_STEP and untold and untold[-1].goes_on_with(num_sequences):
+            untold[-1].times.extend(times)
+        else:
+            untold.append(UntoldSteps(times, num_sequences, message))
         self.note_due()
 
     def note_due(self) -> None:
         """Something was told, or settled."""
         if self.untold:
-            self.due_at = self.untold[0][0]
+            self.due_at = self.untold[0].times[0]
         else:
             self.due_at = self._ends_at[self._present] if self._present < self._expected else inf
-        self.foreseen_until = min(self.foreseen_until, self.due_at)
+        if self.due_at < self.foreseen_until:
+            self.foreseen_until = self.due_at
 
     def foresee(self, now: float, *, with_now: bool) -> int:
         """How many slots more than foreseen before are filled by steps that the coordinator would know at `now`, those
         that it would hear of at that very moment among them or not."""
-        untold, ends_at, control_s = self.untold, self._ends_at, self.control_s
-        place, num_more = self._untold_foreseen, 0
-        while place < len(untold) and (untold[place][0] < now or (with_now and untold[place][0] == now)):
-            num_more += untold[place][1]
-            place += 1
-        self._untold_foreseen = place
-        next_at = untold[place][0] if place < len(untold) else None
-        if next_at is None:
-            first = place = max(self._ends_foreseen, self._present)
+        num_slots, next_at = 0, inf
+        for steps in self.untold:
+            place = steps.num_until(now, with_now=with_now)
+            num_slots += place * steps.num_sequences
+            if place < len(steps.times):
+                next_at = steps.times[place]
+                break
+        else:
+            place = first = self._present
             while place < self._expected:
-                told_at = ends_at[place] + control_s
+                told_at = self._ends_at[place] + self.control_s
                 if told_at > now or (told_at == now and not with_now):
+                    next_at = told_at
                     break
                 place += 1
-            num_more += (place - first) * self._shape.num_sequences
-            self._ends_foreseen = place
-            next_at = ends_at[place] + control_s if place < self._expected else inf
-        self.foreseen_until = next_at
-        self.num_foreseen += num_more
+            num_slots += (place - first) * self._shape.num_sequences
+        num_more = num_slots - self.num_foreseen
+        self.num_foreseen, self.foreseen_until = num_slots, next_at
         return num_more
 
-    def take_untold(self, now: float, *, with_now: bool) -> list[tuple[float, LockstepTokens]]:
+    def take_untold(self, now: float, *, with_now: bool) -> list[UntoldSteps]:
         """Takes what was to be told until `now` from `untold`: the coordinator hears of those steps. Nothing is
         foreseen then, as it is told before."""
-        untold = self.untold
-        place = 0
-        while place < len(untold) and (untold[place][0] < now or (with_now and untold[place][0] == now)):
-            place += 1
-        taken = [(at_s, message) for at_s, _, message in untold[:place]]
-        del untold[:place]
-        self.num_foreseen = self._untold_foreseen = 0
-        self._ends_foreseen = self._present
+        taken: list[UntoldSteps] = []
+        for number, steps in enumerate(self.untold):
+            place = steps.num_until(now, with_now=with_now)
+            if place < len(steps.times):
+                if place:
+                    taken.append(steps._replace(times=steps.times[:place]))
+                self.untold = [steps._replace(times=steps.times[place:]), *self.untold[number + 1 :]]
+                break
+            taken.append(steps)
+        else:
+            self.untold = []
+        self.num_foreseen = 0
         self.note_due()
         return taken
 
@@ -165,7 +196,6 @@ class LockstepWorker(SimulatedWorker):
             self._has_slept = False
             self._moved_at, self._share_done = self._began_at, 0.0
             self._whole_s = self._step_s(self._num_busy)
-        self._ends_foreseen = max(0, self._ends_foreseen - number)
         self._present, self._expected = 0, -1
 
     def _go_on_working(self) -> None:
@@ -178,16 +208,24 @@ class LockstepWorker(SimulatedWorker):
             self._expect()
 
     def _expect(self, most: int = MOST_SKIPPED) -> None:
-        """Puts the end of the first step that is not quiet, or of the one behind so many, on the agenda."""
-        place = self._present + (self._decode.num_quiet_steps(most) if self.may_skip else 0)
-        if place != self._expected:
-            ends_at, (num_sequences, context, *_) = self._ends_at, self._shape
-            for number in range(len(ends_at), place + 1):
-                shape = StepShape(num_sequences, context + number * num_sequences)
-                ends_at.append(ends_at[-1] + self._times.step_s(shape, self._num_busy))
-            self._expected = place
-            self._version += 1
-            self._agenda.at(ends_at[place], self.number, self._end_step, self._version)
+        """Puts the end of the first step that is not quiet on the agenda, or of the one behind so many. Where one
+        before these is there already, what is behind it can wait."""
+        place = present = self._present
+        if self.may_skip:
+            place += self._decode.num_quiet_steps(max(self._expected - present, 0) or most)
+        if place == self._expected:
+            return
+        ends_at = self._ends_at
+        num_known, end_at = len(ends_at), ends_at[-1]
+        if place >= num_known:
+            num_sequences, context, *_ = self._shape
+            shape = StepShape(num_sequences, context + num_known * num_sequences)
+            for step_s in self._steps_ahead(shape, place + 1 - num_known, self._num_busy):
+                end_at += step_s
+                ends_at.append(end_at)
+        self._expected = place
+        self._version += 1
+        self._agenda.at(ends_at[place], self.number, self._end_step, self._version)
         self.note_due()
 
     def _end_step(self, version: int) -> None:
@@ -201,8 +239,7 @@ class LockstepWorker(SimulatedWorker):
     def _send_coordinator(self, command: SendCoordinator) -> None:
         message = command.message
         if self.may_skip and isinstance(message, LockstepTokens) and self._can_wait(message):
-            self.untold.append((self._agenda.now + self.control_s, self._num_ended, message))
-            self.note_due()
+            self._keep_untold([self._agenda.now + self.control_s], self._num_ended, message)
         else:
             super()._send_coordinator(command)
 
@@ -213,7 +250,7 @@ class LockstepWorker(SimulatedWorker):
         return all(token.finish is None for token in message.tokens)
 
     def _step_ended(self, seconds: float) -> None:
-        self._present, self._expected, self._ends_foreseen = 0, -1, 0
+        self._present, self._expected = 0, -1
         self._num_ended = self._shape.num_sequences
         commands, following = self._decode.end_step(seconds, self._agenda.now)
         if following is not None:
