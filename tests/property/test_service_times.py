@@ -16,7 +16,7 @@ from twinpool.planner.step_shape import StepShape, of_chunk, of_sequences, toget
 from twinpool.planner.times.devices import Precision
 from twinpool.planner.times.model_shapes import SHAPES
 from twinpool.planner.times.registry import Conditions, roofline, service_times
-from twinpool.planner.times.service_times import ServiceTimes
+from twinpool.planner.times.service_times import ServiceTimes, steps_ahead
 
 ROOFLINES = [
     roofline("h100", SHAPES["llama-3.1-70b"], Conditions(tp=8)),
@@ -109,3 +109,17 @@ def test_a_floor_never_falls_either(
     more = shape_of(sequences + more_sequences, prompts + more_prompts)
     for times in ROOFLINES:
         assert times.floor_s(more) >= times.floor_s(less) * (1 - 1e-12), times.name
+
+
+@given(lengths, chunks, st.integers(0, 40), st.integers(0, 2))
+def test_steps_ahead_are_the_steps_one_by_one(
+    all_times: Sequence[ServiceTimes],
+    sequences: list[int],
+    prompts: list[tuple[int, int]],
+    num_steps: int,
+    num_busy: int,
+) -> None:
+    shape = shape_of(sequences, prompts)
+    for times in all_times:
+        one_by_one = [times.step_s(shape.after(number), num_busy) for number in range(num_steps)]
+        assert list(steps_ahead(times)(shape, num_steps, num_busy)) == one_by_one

@@ -363,3 +363,13 @@ def test_ctrl_c_keeps_what_was_seen() -> None:
 def test_what_cannot_be_simulated_is_told(shapes: list[Shape], flags: dict[str, int], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         simulate(DEPLOYMENTS["1P1D"], shapes, **flags)  # type: ignore[arg-type]
+
+
+def test_a_short_prompt_does_not_overtake_a_long_one_on_the_way_to_the_coordinator() -> None:
+    """One process reads them, in the order in which they were sent."""
+    overheads = Overheads(request_s=0.001, prompt_token_s=1e-5)
+    prefill = LinearTimes(base_s=0.005, prompt_token_s=1e-4, overheads=overheads)
+    shapes = [Shape((own(0, 500),), 2, 0.0), Shape((own(1, 20),), 2, 0.0005)]
+    long, short = simulate(split(1, 1, prefill, DECODE), shapes).outcomes
+    assert long.times[0] == pytest.approx(0.001 + 0.005 + 0.005 + 0.05)
+    assert short.times[0] > long.times[0]
