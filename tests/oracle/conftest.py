@@ -14,8 +14,9 @@ from support.server import Server, serving
 from twinpool.config import TransportName
 from twinpool.kv_transfer import transports
 
-PATIENT = ("--max-wait", "300")
-"""Other tests may have the other core: whoever waits is not refused for it."""
+BESIDE_OTHERS = ("--max-wait", "300", "--threads", "1", "--no-pin")
+"""Other tests have a core too: whoever waits is not refused for it, a worker goes where there is room, and none keeps a
+core busy waiting for a thread that has none."""
 
 
 @pytest.fixture(scope="session")
@@ -35,7 +36,7 @@ def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     if "ucx" in name and (missing := transports.available()[TransportName.UCX]):
         pytest.skip(f"ucx: {missing}; installing the extra `ucx` (make setup does on Linux) makes this run")
     with serving(
-        tmp_path_factory.mktemp(name), "--dtype", "float32", *PATIENT, *(LAYOUTS | HYBRID)[name]
+        tmp_path_factory.mktemp(name), "--dtype", "float32", *BESIDE_OTHERS, *(LAYOUTS | HYBRID)[name]
     ) as server:
         yield server
         server.wait_until_empty()

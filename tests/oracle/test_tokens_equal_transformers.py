@@ -11,7 +11,8 @@ from support.layouts import LAYOUTS, over
 from support.reference import Reference, prompts
 from support.server import Server, token_ids, wait_for
 
-NUM_TOKENS = 64
+NUM_TOKENS = 32
+"""Decode fills two blocks and more, from every place in a block."""
 MAX_NEAR_TIES = 0.02
 pytestmark = pytest.mark.timeout(300)
 
@@ -54,7 +55,7 @@ def assert_right(
 
 
 @over("split-shm")
-def test_forty_prompts_of_1_to_1500_tokens(server: Server, model_dir: Path, reference: Reference) -> None:
+def test_forty_prompts_of_1_to_900_tokens(server: Server, model_dir: Path, reference: Reference) -> None:
     """Cold, all at once: lengths around block borders, prompts that share steps."""
     asked = prompts(model_dir)
     assert_right(reference, asked, answers(server, asked, at_once=len(asked)), NUM_TOKENS)
@@ -63,14 +64,14 @@ def test_forty_prompts_of_1_to_1500_tokens(server: Server, model_dir: Path, refe
 @over(*(name for name in LAYOUTS if name != "split-shm"))
 def test_twenty_of_them_on_every_layout(server: Server, model_dir: Path, reference: Reference) -> None:
     """Chunks end at odd places, and KV goes over each transport."""
-    asked = prompts(model_dir)[1::2]
+    asked = prompts(model_dir)[::2]
     assert_right(reference, asked, answers(server, asked, at_once=len(asked)), NUM_TOKENS)
 
 
 @over("colocated-chunks-of-61", "split-shm")
 def test_prompts_from_the_prefix_cache(server: Server, model_dir: Path, reference: Reference) -> None:
     """The same prompts again: nearly all of their tokens come from the cache, and the answers are as before."""
-    asked = prompts(model_dir)
+    asked = prompts(model_dir)[::2]
     answers(server, asked, at_once=len(asked), num_tokens=1)
     server.wait_until_empty()
     before = server.metric("twinpool_prompt_tokens_cached_total")
@@ -82,8 +83,8 @@ def test_prompts_from_the_prefix_cache(server: Server, model_dir: Path, referenc
 @over("colocated", "split-shm")
 def test_64_streams_at_once_equal_each_alone(server: Server, model_dir: Path, reference: Reference) -> None:
     """Short prompts one by one, and then 64 requests together: the company in the batch changes no token."""
-    short = [prompt for prompt in prompts(model_dir) if len(prompt) <= 100][:16]
-    crowd = short * 4
+    short = [prompt for prompt in prompts(model_dir) if len(prompt) <= 100][::3][:8]
+    crowd = short * 8
     alone = answers(server, short, at_once=1, num_tokens=16)
     together = answers(server, crowd, at_once=64, num_tokens=16)
     assert_right(reference, crowd, together, 16)

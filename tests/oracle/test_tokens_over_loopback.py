@@ -32,7 +32,7 @@ from twinpool.request import SamplingParams
 from twinpool.worker.main import CoreFactory, load_runner, worker_parts
 from twinpool.worker.shell import WorkerShell
 
-NUM_TOKENS = 64
+NUM_TOKENS = 32
 SCHEDULER = SchedulerConfig(token_budget=256)
 CORES: dict[Role, CoreFactory] = {
     Role.PREFILL: lambda blocks, layout, name, _: PrefillCore(blocks, layout, name, SCHEDULER),
