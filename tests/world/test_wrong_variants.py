@@ -6,9 +6,8 @@ import pytest
 
 from world import wrong_answers, wrong_blocks, wrong_hybrids, wrong_pools, wrong_requests
 from world.runs import run_seed
-from world.wrong_variants import Variant
+from world.wrong_variants import MAX_SEEDS, Variant
 
-MAX_SEEDS = 1000
 VARIANTS = (
     *wrong_answers.VARIANTS,
     *wrong_blocks.VARIANTS,

@@ -9,6 +9,8 @@ from collections.abc import Callable
 
 import pytest
 
+MAX_SEEDS = 1000
+"""Each is found in these, the first ones; the suite runs them with the right cores."""
 Variant = Callable[[pytest.MonkeyPatch], None]
 
 
