@@ -77,11 +77,16 @@ def test_sigterm_ends_it_as_ctrl_c_does_so_that_no_server_is_left(
         return made_profile()
 
     monkeypatch.setattr("twinpool.planner.profile.measure.measure", measured)
-    before = signal.signal(number, lambda *_: None)
+    handlers = {
+        number: lambda *_: None,
+        signal.SIGINT: signal.default_int_handler,
+    }  # event loops may leave another
+    before = {each: signal.signal(each, handler) for each, handler in handlers.items()}
     try:
         assert cli.main(["profile", "--output", str(written)]) == 130
     finally:
-        signal.signal(number, before)
+        for each, handler in before.items():
+            signal.signal(each, handler)
     assert ended == ["the server"]
     assert not written.exists()
 
