@@ -149,10 +149,9 @@ class Worker:
         self.held_tokens += 1
 
     def hold(self, num_tokens: int) -> None:
-        """So many KV slots more are filled, or (below 0) fewer."""
+        """So many KV slots more are filled than it has told; or (below 0) it tells of them now, and as many are counted
+        before anybody looks."""
         self.held_tokens += num_tokens
-        if num_tokens < 0:
-            self.loads.fell(self)
 
     @property
     def cancelled_since(self) -> float | None:

@@ -134,7 +134,8 @@ class Control:
         """Of one worker's, before what has `rank`."""
         now = self._agenda.now
         worker.settle(now)
-        self.core.hold(worker.worker_id, -worker.num_foreseen)
+        if worker.num_foreseen:
+            self.core.hold(worker.worker_id, -worker.num_foreseen)
         untold = worker.take_untold(now, with_now=STEP_MESSAGES + worker.number <= rank)
         for times, _, message in untold:
             for at_s, commands in self.core.count_steps(worker.worker_id, worker.incarnation, message, times):
