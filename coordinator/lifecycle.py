@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from twinpool.coordinator.accounts import Account
 from twinpool.coordinator.service import Submission
 from twinpool.coordinator.timeline import Timeline
@@ -113,8 +115,7 @@ class LegKind(StrEnum):
     GENERATE = "generate"
 
 
-@dataclass(slots=True, eq=False)
-class Leg:
+class Leg(msgspec.Struct, eq=False):
     """One attempt's claim on one worker: open from the message that starts it to the worker's last word.
 
     `num_tokens` are the KV slots it is predicted to fill; `pending_tokens` those of its prompt that are not

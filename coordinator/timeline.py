@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
@@ -102,8 +102,7 @@ class Excluded:
     reason: Exclusion
 
 
-@dataclass(slots=True)
-class Attempt:
+class Attempt(msgspec.Struct):
     """One attempt: where it was sent, what the router saw, and what the workers reported.
 
     Where a worker is a hybrid, `predictions` are of the ways that were compared, the one of the `way` taken first, and
@@ -166,8 +165,7 @@ class Attempt:
         }
 
 
-@dataclass(slots=True)
-class Timeline:
+class Timeline(msgspec.Struct):
     """Stamps and attempts of one request of a tenant, live or finished.
 
     `stamps` holds each state with the moment it was entered; `ended_at` is when the client's last output was
@@ -179,8 +177,8 @@ class Timeline:
     request_id: str
     num_prompt_tokens: int
     tenant: str = ""
-    stamps: list[tuple[RequestState, float]] = field(default_factory=list)
-    attempts: list[Attempt] = field(default_factory=list)
+    stamps: list[tuple[RequestState, float]] = []
+    attempts: list[Attempt] = []
     num_output_tokens: int = 0
     first_token_at: float | None = None
     delivered_at: float | None = None
@@ -208,14 +206,16 @@ class Timeline:
         stages: dict[str, int] = {}
         end = _us(now if self.ended_at is None else self.ended_at)
         first = None if self.first_token_at is None else _us(self.first_token_at)
-        edges = [_us(at) for _, at in self.stamps]
-        for (state, _), entered, left_us in zip(self.stamps, edges, [*edges[1:], end], strict=True):
+        entered = _us(self.received_at)
+        for number, (state, _) in enumerate(self.stamps, start=1):
+            left_us = _us(self.stamps[number][1]) if number < len(self.stamps) else end
             left = min(left_us, end)
             table = (
                 _STAGE_BEFORE_FIRST_TOKEN if first is None or entered < first else _STAGE_AFTER_FIRST_TOKEN
             )
             if (name := table.get(state)) is not None and left >= entered:
                 stages[name] = stages.get(name, 0) + left - entered
+            entered = left_us
         if first is not None and self.delivered_at is not None:
             stages["deliver"] = _us(self.delivered_at) - first
         return stages

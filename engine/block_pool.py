@@ -212,7 +212,7 @@ class BlockPool:
         if not self._prefix_cache:
             return
         index, digests = self._index, self._digest
-        blocks, names = table.block_ids[first:last], chain.digests[first:last]
+        blocks, names = table.block_ids[first:last], list(chain.digests[first:last])
         if index.keys().isdisjoint(names):
             index.update(zip(names, blocks, strict=True))
             for block, digest in zip(blocks, names, strict=True):

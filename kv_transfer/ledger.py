@@ -15,11 +15,13 @@ clock: every `now` is the caller's, in seconds, and no time of another process e
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from hashlib import blake2b
 from math import inf
 from typing import NamedTuple
+
+import msgspec
 
 from twinpool.errors import InvariantViolation
 from twinpool.metrics import Counters, WorkerMetric
@@ -70,8 +72,7 @@ _AWAITS_WRITER = frozenset({ReservationState.QUARANTINED, ReservationState.AWAIT
 _TERMINAL = frozenset({ReservationState.ACCEPTED, ReservationState.RELEASED})
 
 
-@dataclass(slots=True)
-class Reservation:
+class Reservation(msgspec.Struct):
     """Blocks lent to a writer under `fence`.
 
     At `deadline`, on the caller's clock, the lease runs out, or the wait for the acknowledgement of its revocation.
@@ -86,7 +87,7 @@ class Reservation:
     deadline: float
     state: ReservationState = ReservationState.OPEN
     writer_is_gone: bool = False
-    story: list[str] = field(default_factory=list)
+    story: list[str] = []
 
     def __str__(self) -> str:
         told = ", ".join(self.story)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cached_property
 from typing import NamedTuple
 
 import msgspec
@@ -154,7 +155,7 @@ class SamplingParams:
         return self.has_penalties or bool(chooses)
 
 
-class Job(msgspec.Struct, frozen=True):
+class Job(msgspec.Struct, frozen=True, dict=True):
     """The work order for one attempt at one request.
 
     `token_ids` is the prompt followed by the `num_emitted` output tokens that the client already has (zero at the
@@ -175,7 +176,7 @@ class Job(msgspec.Struct, frozen=True):
                 f"{self.num_emitted} of {len(self.token_ids)} tokens are output: there is no prompt"
             )
 
-    @property
+    @cached_property
     def key(self) -> RequestKey:
         """Which attempt at which request this is."""
         return RequestKey(self.request_id, self.attempt)
