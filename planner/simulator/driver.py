@@ -33,8 +33,6 @@ from twinpool.request import FinishReason, SamplingParams
 
 LAST_ARRIVAL_S = 1e8
 """Three years. Times much later have no fractions of a microsecond left in a float."""
-MANY_BLOCKS = 1 << 20
-"""So many in all pools are worth looking for when a run is over: some 100 MB."""
 _ENDINGS = {
     FinishReason.STOP: Ending.COMPLETED,
     FinishReason.LENGTH: Ending.COMPLETED,
@@ -75,9 +73,7 @@ def simulate(
         is_step_by_step=is_step_by_step,
     )
     found = driver.run()
-    del driver
-    if sum(pool.num_workers * pool.num_blocks for pool in deployment.pools) > MANY_BLOCKS:
-        gc.collect()  # the pools refer to each other in circles
+    driver.disband()
     return found
 
 
@@ -160,6 +156,11 @@ class Driver:
             warnings=tuple(dict.fromkeys(self._control.warnings)),
             was_interrupted=was_interrupted,
         )
+
+    def disband(self) -> None:
+        """Gives up the workers, whose pools may be large."""
+        for worker in self.workers:
+            worker.disband()
 
     def _run(self) -> None:
         self._fleet.join()

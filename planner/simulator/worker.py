@@ -141,6 +141,10 @@ class SimulatedWorker:
         """A message has come."""
         self.take(FromCoordinator(message))
 
+    def disband(self) -> None:
+        """Gives up all that it has: workers refer to each other in circles. It is worth nothing afterwards."""
+        vars(self).clear()
+
     def _do(self, commands: Sequence[Command]) -> None:
         for command in commands:
             self._carry_out[type(command)](command)
