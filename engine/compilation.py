@@ -1,12 +1,18 @@
-"""Notices that kernels are being compiled: a start that should take seconds then takes tens of them."""
+"""Kernels that are compiled at a first start, which then takes tens of seconds: it is noticed, and done once for all
+processes that start together."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from hashlib import blake2b
+from pathlib import Path
 from typing import Any
 
+from filelock import FileLock, Timeout
+
 from twinpool.kernels.compiler import HAS_COMPILER, numba
+from twinpool.kernels.jit import KEEPS_COMPILED_CODE
 
 
 @contextmanager
@@ -31,3 +37,35 @@ def noticing_compilation(begins: Callable[[], None]) -> Iterator[None]:
 
     with events.install_listener("numba:compile", Listener()):
         yield
+
+
+@contextmanager
+def compiling_once(what: str, waits: Callable[[], None]) -> Iterator[None]:
+    """For what compiles `what` and keeps it: one process at a time, so that others load what the first has compiled.
+
+    Whoever has to wait is told by `waits`. Nobody has where `what` was compiled before, or nothing is kept.
+    """
+    if not KEEPS_COMPILED_CODE:
+        yield
+        return
+    name = blake2b(what.encode(), digest_size=8).hexdigest()
+    folder = Path(numba.config.CACHE_DIR)
+    done = folder / f"{name}.compiled"
+    if done.exists():
+        yield
+        return
+    lock = FileLock(folder / f"{name}.lock")
+    try:
+        lock.acquire(blocking=False)
+    except Timeout:
+        waits()
+        lock.acquire()
+    except (OSError, NotImplementedError):  # no locks on this file system
+        yield
+        return
+    try:
+        yield
+        with suppress(OSError):  # a full disk: the next start looks for itself
+            done.touch()
+    finally:
+        lock.release()

@@ -20,8 +20,9 @@ import uvloop
 
 from twinpool import collector
 from twinpool.config import Role, TransportName, WorkerConfig, is_loopback
-from twinpool.engine.compilation import noticing_compilation
+from twinpool.engine.compilation import compiling_once, noticing_compilation
 from twinpool.engine.model_runner import Allocate, ModelRunner
+from twinpool.engine.processor import processor
 from twinpool.errors import (
     ConfigError,
     InvariantViolation,
@@ -145,7 +146,7 @@ class _Process:
         try:
             with noticing_compilation(_say_compiling):
                 runner = await asyncio.to_thread(load_runner, config, memory.allocate)
-                await asyncio.to_thread(runner.warm_up, most_captured_decodes(config))
+                await asyncio.to_thread(_warm_up, runner, config)
             require_graphs(config, runner.why_no_graphs)
             if not self._asked_to_stop:
                 await self._work(runner, memory)
@@ -225,6 +226,15 @@ def _shell_of(parts: WorkerParts) -> WorkerShell:
     except BaseException:
         parts.on_silence()
         raise
+
+
+def _warm_up(runner: ModelRunner, config: WorkerConfig) -> None:
+    engine = config.engine
+    what = f"{processor().name} {engine.model_dir} {runner.dtype} {runner.kv.dtype} {engine.weights}"
+    with compiling_once(
+        what, lambda: log.info("another process compiles the kernels; this one waits for them")
+    ):
+        runner.warm_up(most_captured_decodes(config))
 
 
 def _say_compiling() -> None:
