@@ -15,13 +15,11 @@ clock: every `now` is the caller's, in seconds, and no time of another process e
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from hashlib import blake2b
 from math import inf
 from typing import NamedTuple
-
-import msgspec
 
 from twinpool.errors import InvariantViolation
 from twinpool.metrics import Counters, WorkerMetric
@@ -72,7 +70,8 @@ _AWAITS_WRITER = frozenset({ReservationState.QUARANTINED, ReservationState.AWAIT
 _TERMINAL = frozenset({ReservationState.ACCEPTED, ReservationState.RELEASED})
 
 
-class Reservation(msgspec.Struct):
+@dataclass(slots=True)
+class Reservation:
     """Blocks lent to a writer under `fence`.
 
     At `deadline`, on the caller's clock, the lease runs out, or the wait for the acknowledgement of its revocation.
@@ -87,7 +86,7 @@ class Reservation(msgspec.Struct):
     deadline: float
     state: ReservationState = ReservationState.OPEN
     writer_is_gone: bool = False
-    story: list[str] = []
+    story: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
         told = ", ".join(self.story)
