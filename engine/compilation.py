@@ -14,6 +14,9 @@ from filelock import FileLock, Timeout
 from twinpool.kernels.compiler import HAS_COMPILER, numba
 from twinpool.kernels.jit import KEEPS_COMPILED_CODE
 
+LOADING_S = 3.0
+"""What is compiled is loaded in less."""
+
 
 @contextmanager
 def noticing_compilation(begins: Callable[[], None]) -> Iterator[None]:
@@ -43,20 +46,22 @@ def noticing_compilation(begins: Callable[[], None]) -> Iterator[None]:
 def compiling_once(what: str, waits: Callable[[], None]) -> Iterator[None]:
     """For what compiles `what` and keeps it: one process at a time, so that others load what the first has compiled.
 
-    Whoever has to wait is told by `waits`. Nobody has where `what` was compiled before, or nothing is kept.
+    Whoever has to wait for longer than loading takes is told by `waits`. Nobody has to where `what` was compiled
+    before, or nothing is kept.
     """
     if not KEEPS_COMPILED_CODE:
         yield
         return
     name = blake2b(what.encode(), digest_size=8).hexdigest()
-    folder = Path(numba.config.CACHE_DIR)
+    settings: Any = numba.config
+    folder = Path(settings.CACHE_DIR)
     done = folder / f"{name}.compiled"
     if done.exists():
         yield
         return
     lock = FileLock(folder / f"{name}.lock")
     try:
-        lock.acquire(blocking=False)
+        lock.acquire(timeout=LOADING_S)
     except Timeout:
         waits()
         lock.acquire()

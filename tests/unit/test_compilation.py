@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from twinpool.engine import compilation
 from twinpool.engine.compilation import compiling_once, noticing_compilation
 from twinpool.kernels.compiler import numba
 
@@ -17,6 +18,7 @@ LIMIT_S = 10.0
 def cold(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Nothing is compiled yet."""
     monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(compilation, "LOADING_S", 0.0)
 
 
 def nobody_waits() -> None:
