@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import cached_property
 from typing import NamedTuple
-
-import msgspec
 
 from twinpool.bounds import (
     Biases,
@@ -155,7 +152,8 @@ class SamplingParams:
         return self.has_penalties or bool(chooses)
 
 
-class Job(msgspec.Struct, frozen=True, dict=True):
+@dataclass(frozen=True, slots=True)
+class Job:
     """The work order for one attempt at one request.
 
     `token_ids` is the prompt followed by the `num_emitted` output tokens that the client already has (zero at the
@@ -176,7 +174,7 @@ class Job(msgspec.Struct, frozen=True, dict=True):
                 f"{self.num_emitted} of {len(self.token_ids)} tokens are output: there is no prompt"
             )
 
-    @cached_property
+    @property
     def key(self) -> RequestKey:
         """Which attempt at which request this is."""
         return RequestKey(self.request_id, self.attempt)

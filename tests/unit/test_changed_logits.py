@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
 import torch
@@ -148,9 +147,7 @@ def test_a_row_gets_in_a_batch_what_it_gets_alone_and_elsewhere(seed: int) -> No
             grown.append(piece)
             continue
         job = piece.look_back.job
-        look_back = LookBack(
-            msgspec.structs.replace(job, token_ids=job.token_ids[: job.num_prompt], num_emitted=0)
-        )
+        look_back = LookBack(replace(job, token_ids=job.token_ids[: job.num_prompt], num_emitted=0))
         for start in range(job.num_prompt - 1, len(job.token_ids)):
             one = replace(piece, token_ids=job.token_ids[start : start + 1], start=start, look_back=look_back)
             StepSampling([one], matcher_of).choose(torch.zeros(1, 90))

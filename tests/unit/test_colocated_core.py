@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import msgspec
+from dataclasses import replace
+
 from support.jobs import done, job, messages, names
 
 from twinpool.colocated_pool.core import ColocatedCore
@@ -137,7 +138,7 @@ def test_the_next_turn_of_a_chat_computes_only_what_is_new() -> None:
     for _ in range(8):
         bench.step()
     chat = (*job("a", 6).token_ids, *[50] * 8, 1, 2)
-    bench.tell(Generate(msgspec.structs.replace(job("b", 6, max_tokens=1), token_ids=chat)))
+    bench.tell(Generate(replace(job("b", 6, max_tokens=1), token_ids=chat)))
     report = bench.step()[0]
     assert isinstance(report, PrefillReport)
     assert (report.num_cached, report.num_computed) == (12, 4)

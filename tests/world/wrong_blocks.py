@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -190,7 +191,7 @@ def an_ended_sequence_follows(patch: pytest.MonkeyPatch) -> None:
     honest = PlanAhead.resolve
 
     def resolve(self: PlanAhead, ran: StepPlan, output: StepOutput) -> StepPlan | None:
-        endless = [replace(a, job=replace(a.job, eos_token_ids=())) for a in self.awaited]
+        endless = [replace(a, job=dataclasses.replace(a.job, eos_token_ids=())) for a in self.awaited]
         return honest(replace(self, awaited=tuple(endless)), ran, output)
 
     patch.setattr(PlanAhead, "resolve", resolve)
