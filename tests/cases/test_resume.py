@@ -20,6 +20,7 @@ from support.server import Server, wait_for
 from support.visitors import Answer, ask, stream
 
 NUM_TOKENS = 240
+TRIES = 3
 WORDS = "(north|south|east)(,(north|south|east)){31}"
 FEATURES: dict[str, dict[str, Any]] = {
     "greedy": {},
@@ -125,12 +126,17 @@ def was_lost(server: Server, ids: list[str]) -> bool:
 def test_a_preempted_sequence_starts_over_or_asks_for_a_transfer_that_comes_only_once(
     anywhere: Server, undisturbed: Undisturbed
 ) -> None:
-    """L6, L7: ten sequences that grow to up to 46 blocks each in a pool of 128."""
+    """L6, L7: ten sequences that grow to up to 46 blocks each in a pool of 128, if enough of them run together: on a
+    busy machine their clients may come one after the other."""
     before = anywhere.metric("twinpool_preemptions_total")
-    with all_at_once(anywhere, undisturbed) as ids:
-        pass
+    for _ in range(TRIES):
+        with all_at_once(anywhere, undisturbed) as ids:
+            pass
+        if was_lost(anywhere, ids):
+            break
+    else:
+        pytest.fail(f"nobody was preempted in {TRIES} tries")
     wait_for("preemptions", lambda: anywhere.metric("twinpool_preemptions_total") > before, 5)
-    assert was_lost(anywhere, ids)
 
 
 def test_a_killed_decode_worker_ends_its_streams_or_doubles_a_token(

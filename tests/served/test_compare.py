@@ -16,6 +16,9 @@ from support.server import server_environment, wait_for
 from twinpool.bench.reports.model import decode_report
 from twinpool.bench.serving.record import Ending
 
+STOP_LIMIT_S = 60.0
+"""A worker that is told to stop while it loads or compiles does that first."""
+
 Start = Callable[..., subprocess.Popen[str]]
 pytestmark = pytest.mark.timeout(240)
 
@@ -97,7 +100,7 @@ def test_ctrl_c_stops_the_servers_while_they_start_and_while_they_are_loaded(
     said, _ = program.communicate(timeout=60)
     assert program.returncode == 130, said
     assert "nothing was compared yet; there is no report" in said
-    wait_for("the servers are gone", lambda: not any(server.is_running() for server in servers))
+    wait_for("the servers are gone", lambda: not any(server.is_running() for server in servers), STOP_LIMIT_S)
 
 
 def test_an_arm_that_does_not_run_is_told_before_anything_is_measured(start: Start) -> None:
