@@ -25,7 +25,7 @@ RETURN_LIMIT_S = 5.0
 STATES = ("queued", "prefilling", "transferring", "decoding")
 ENDS = ("cancelled", "completed")
 """Of one whose client leaves; completed: it was over before the server noticed."""
-TRIES = 20
+TRIES = 60
 LONG_PROMPT = {"prompt": list(range(10, 300)) * 2, "max_tokens": 400, "ignore_eos": True}
 LONG_ANSWER = {"prompt": "A long story", "max_tokens": 900, "ignore_eos": True}
 ONE_OF_EACH = {Role.PREFILL: 1, Role.DECODE: 1}
