@@ -16,6 +16,8 @@ from twinpool.kernels.jit import KEEPS_COMPILED_CODE
 
 LOADING_S = 3.0
 """What is compiled is loaded in less."""
+COMPILING_S = 600.0
+"""Another process that takes longer is stuck, or stopped."""
 
 
 @contextmanager
@@ -46,8 +48,8 @@ def noticing_compilation(begins: Callable[[], None]) -> Iterator[None]:
 def compiling_once(what: str, waits: Callable[[], None]) -> Iterator[None]:
     """For what compiles `what` and keeps it: one process at a time, so that others load what the first has compiled.
 
-    Whoever has to wait for longer than loading takes is told by `waits`. Nobody has to where `what` was compiled
-    before, or nothing is kept.
+    Whoever has to wait for longer than loading takes is told by `waits`, and after `COMPILING_S` compiles for itself.
+    Nobody has to where `what` was compiled before, or nothing is kept.
     """
     if not KEEPS_COMPILED_CODE:
         yield
@@ -60,14 +62,12 @@ def compiling_once(what: str, waits: Callable[[], None]) -> Iterator[None]:
         yield
         return
     lock = FileLock(folder / f"{name}.lock")
-    try:
-        lock.acquire(timeout=LOADING_S)
-    except Timeout:
-        waits()
-        lock.acquire()
-    except (OSError, NotImplementedError):  # no locks on this file system
-        yield
-        return
+    with suppress(OSError, NotImplementedError):  # waited too long, or no locks here: it compiles for itself
+        try:
+            lock.acquire(timeout=LOADING_S)
+        except Timeout:
+            waits()
+            lock.acquire(timeout=COMPILING_S)
     try:
         yield
         with suppress(OSError):  # a full disk: the next start looks for itself

@@ -78,3 +78,12 @@ def test_what_failed_to_compile_is_compiled_by_the_next() -> None:
         other.start()
         assert is_waiting.wait(LIMIT_S)
     other.join(LIMIT_S)
+
+
+@pytest.mark.usefixtures("cold")
+def test_nobody_waits_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compilation, "COMPILING_S", 0.0)
+    told: list[str] = []
+    with compiling_once("kernels", nobody_waits), compiling_once("kernels", lambda: told.append("waits")):
+        pass
+    assert told == ["waits"]
