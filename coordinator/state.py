@@ -171,7 +171,7 @@ class CoordinatorCore:
 
     def hold(self, worker_id: str, num_tokens: int) -> None:
         """The streams of a worker in lockstep have filled so many slots more than it has told, or (below 0) what was
-        said here is taken back: it must be before the worker tells of it."""
+        said here is taken back: right before the worker tells of it, and nobody looks in between."""
         if (worker := self.registry.get(worker_id)) is not None:
             worker.hold(num_tokens)
 
