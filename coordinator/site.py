@@ -158,7 +158,7 @@ class _Site:
         return Premises(
             launcher=launcher,
             specs=self._workers,
-            members=coordinator.membership,
+            members=coordinator.members,
             num_blocks=coordinator.least_num_blocks,
             endpoint=coordinator.endpoint,
             secrets=secrets,

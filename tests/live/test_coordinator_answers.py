@@ -83,7 +83,7 @@ async def test_a_bug_at_one_request_ends_it_and_nothing_else(monkeypatch: pytest
             await until(lambda: b'violations_total{role="coordinator",worker="coordinator"} 1' in (
                 coordinator.metrics_text()
             ))  # fmt: skip
-        coordinator._emit("broken", Output((7,), 0))  # as a bug would, behind the core's back
+        coordinator._shell._emit("broken", Output((7,), 0))  # as a bug would, behind the core's back
         worker.say(StepTokens((Token(RequestKey("broken", 1), 0, 100),)))
         tokens, last = await read(broken)
         assert (tokens, last.finish) == ([7], FinishReason.ERROR)
