@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter
 from collections.abc import Coroutine
 from typing import Any
 
@@ -29,7 +28,6 @@ from twinpool.messages import (
     Heartbeat,
     Left,
     Message,
-    PeerInfo,
     Peers,
     StartAnew,
     Stop,
@@ -41,10 +39,6 @@ from twinpool.worker.core import (
     Command,
     Event,
     FromCoordinator,
-    FromPeer,
-    LinkLost,
-    PeerGone,
-    PeerLinked,
     PushFailed,
     PushFinished,
     SendCoordinator,
@@ -53,9 +47,8 @@ from twinpool.worker.core import (
     Tick,
     Verified,
 )
-from twinpool.worker.incoming import IncomingLinks
-from twinpool.worker.outgoing import OutgoingLinks
 from twinpool.worker.parts import WorkerParts
+from twinpool.worker.peer_links import PeerLinks
 from twinpool.worker.preparation import Preparation
 from twinpool.worker.progress import Progress
 from twinpool.worker.role_change import CHANGEABLE, EMPTY_WITHIN_S, RoleChange, holds_nothing
@@ -87,29 +80,10 @@ class WorkerShell:
         self._step_timeout_s = parts.step_timeout_s
         self._vigil = Vigil(parts.link.coordinator, parts.step_timeout_s)
         self._tasks: set[asyncio.Task[None]] = set()
-        self._peers: dict[tuple[str, str], PeerInfo] = {}
-        self._incoming: IncomingLinks | None = None
-        self._outgoing: OutgoingLinks | None = None
-        self._seen: Counter[WorkerMetric] = Counter()
         self._junk_log = JunkLog(log)
-        match parts.register.role:
-            case Role.DECODE:
-                self._incoming = IncomingLinks(
-                    parts.peer_bind,
-                    parts.pool,
-                    parts.settings,
-                    self._linked,
-                    self._from_peer,
-                    self._junk,
-                    self._spawn,
-                )
-            case Role.PREFILL:
-                self._outgoing = OutgoingLinks(
-                    parts.pool, parts.settings, self._handle, self._tell_coordinator, self._junk, self._spawn
-                )
-        endpoint = self._incoming.endpoint if self._incoming else ""
-        self._register = msgspec.structs.replace(parts.register, endpoint=endpoint)
-        senders = self._outgoing.senders if self._outgoing else {}
+        self._links = PeerLinks(parts, self._handle, self._tell_coordinator, self._junk, self._spawn)
+        self._register = msgspec.structs.replace(parts.register, endpoint=self._links.endpoint)
+        senders = self._links.senders
         self._steps = StepThread(parts.runner, parts.pool.region.layout.num_layers, senders, self._step_ended)
         self._preparation = Preparation(
             parts.runner.grammars,
@@ -117,7 +91,7 @@ class WorkerShell:
             has_streams=self._register.generates,
         )
         self._transfers = Transfers(
-            parts.pool, self._steps, senders, self._incoming, self._handle, self._spawn
+            parts.pool, self._steps, senders, self._links.incoming, self._handle, self._spawn
         )
         self._address = parts.link.coordinator
         self._coordinator = DealerChannel(
@@ -173,8 +147,7 @@ class WorkerShell:
                 await asyncio.to_thread(self._steps.close)
         except TimeoutError as exc:
             raise self._vigil.stuck() from exc
-        if (links := self._links) is not None:
-            await links.close()
+        await self._links.close()
         self._on_silence()
         if farewell is not None:
             self._tell_coordinator(farewell)
@@ -197,10 +170,6 @@ class WorkerShell:
         else:
             log.error("while stopping", exc_info=exc)
 
-    @property
-    def _links(self) -> IncomingLinks | OutgoingLinks | None:
-        return self._incoming or self._outgoing
-
     # ── time ──────────────────────────────────────────────────────────────────────────────────────────────
 
     async def _keep_registered(self) -> None:
@@ -219,9 +188,7 @@ class WorkerShell:
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(TICK_S)
-            if self._incoming is not None:
-                for worker_id, incarnation in self._incoming.departed():
-                    self._handle(PeerGone(worker_id, incarnation))
+            self._links.notice_deaths()
             self._handle(Tick())
             self._leave_when_empty()
             stats = self._core.stats()
@@ -237,30 +204,17 @@ class WorkerShell:
     async def _beat(self, every_s: float) -> None:
         while True:
             await asyncio.sleep(every_s)
-            self._count_transports()
+            self._links.count_into(self._core.counters)
             stats = msgspec.structs.replace(self._core.stats(), stalled_s=self._progress.stalled_s)
             self._tell_coordinator(Heartbeat(stats))
-
-    def _count_transports(self) -> None:
-        """Takes over what the receivers have counted, on threads of their own, since the last time."""
-        if self._incoming is not None:
-            now = Counter(
-                {
-                    WorkerMetric.STALE_FENCES: self._incoming.num_dropped,
-                    WorkerMetric.JUNK_MESSAGES: self._incoming.num_junk,
-                }
-            )
-            for metric, count in now.items():
-                self._core.counters.add(metric, count - self._seen[metric])
-            self._seen = now
 
     # ── the core ──────────────────────────────────────────────────────────────────────────────────────────
 
     def _handle(self, event: Event) -> None:
         if self._ended.done():
             return
-        if isinstance(event, PushFailed) and self._outgoing is not None:
-            self._outgoing.notice_losses()
+        if isinstance(event, PushFailed):
+            self._links.notice_losses()
         try:
             if isinstance(event, (PushFinished, Verified)):
                 self._progress.moved()
@@ -282,7 +236,7 @@ class WorkerShell:
                         self._preparation.left(key)
                 self._tell_coordinator(message)
             case SendPeer(worker_id, incarnation, message):
-                self._tell_peer(worker_id, incarnation, message)
+                self._links.send(worker_id, incarnation, message)
             case _:
                 self._transfers.carry_out(command)
 
@@ -337,7 +291,7 @@ class WorkerShell:
             case TakeRole(role):
                 self._take_role(role)
             case Peers(peers):
-                self._update_peers(peers)
+                self._links.update(peers)
             case _:
                 self._preparation.take(message)
 
@@ -360,9 +314,6 @@ class WorkerShell:
                 )
             )
 
-    def _from_peer(self, worker_id: str, incarnation: str, message: Message) -> None:
-        self._handle(FromPeer(worker_id, incarnation, message))
-
     def _junk(self, identity: str, error: ProtocolError) -> None:
         is_stranger = isinstance(error, StrangerRefused)
         self._core.counters.add(WorkerMetric.STRANGERS if is_stranger else WorkerMetric.JUNK_MESSAGES)
@@ -373,31 +324,3 @@ class WorkerShell:
             self._coordinator.send(message)
         except PeerLost as exc:
             self._fail(NotAMember(f"the coordinator takes no messages: {exc}"))
-
-    def _tell_peer(self, worker_id: str, incarnation: str, message: Message) -> None:
-        try:
-            if (links := self._links) is not None:
-                links.send(worker_id, incarnation, message)
-        except PeerLost as exc:
-            log.info("%s not told to %s: %s", type(message).__name__, worker_id, exc)
-
-    # ── links ─────────────────────────────────────────────────────────────────────────────────────────────
-
-    def _linked(self, worker_id: str, incarnation: str, transport: str) -> None:
-        self._handle(PeerLinked(worker_id, incarnation, transport))
-
-    def _update_peers(self, peers: tuple[PeerInfo, ...]) -> None:
-        current = {(peer.worker_id, peer.incarnation): peer for peer in peers}
-        gone = [peer for name, peer in self._peers.items() if name not in current]
-        new = [peer for name, peer in current.items() if name not in self._peers]
-        self._peers = current
-        for peer in gone:
-            if self._outgoing is not None:
-                self._outgoing.drop(peer)
-            if self._incoming is None or self._incoming.drop(peer):
-                self._handle(PeerGone(peer.worker_id, peer.incarnation))
-            else:
-                self._handle(LinkLost(peer.worker_id, peer.incarnation))
-        if (links := self._links) is not None:
-            for peer in new:
-                links.add(peer)

@@ -317,13 +317,13 @@ async def test_what_a_transport_drops_is_counted_once_as_a_stale_fence() -> None
     links = OutgoingLinks(
         pool(), settings("prefill-0"), linked.put_nowait, lambda _: None, lambda *_: None, spawn
     )
-    shell._update_peers((PeerInfo("prefill-0", "b1", Role.PREFILL, ""),))
+    shell._links.update((PeerInfo("prefill-0", "b1", Role.PREFILL, ""),))
     links.add(PeerInfo("decode-0", "b1", Role.DECODE, shell._register.endpoint))
     async with asyncio.timeout(10):
         assert isinstance(await linked.get(), PeerLinked)
     links.senders["decode-0"].push(7, BlockRange([0], [1], 0, LAYOUT.num_layers))
     for _ in range(2):
-        shell._count_transports()
+        shell._links.count_into(core.counters)
         assert core.counters[WorkerMetric.STALE_FENCES] == 1
         assert core.counters[WorkerMetric.JUNK_MESSAGES] == 0
     await links.close()
