@@ -116,7 +116,7 @@ class CoordinatorProcess(Actor):
         for request_id in [request_id for request_id in self._live if request_id not in live]:
             del self._live[request_id]
             for worker in self._world.workers.values():
-                if self.core.registry.live(*worker.identity) and worker.works_on(request_id):
+                if self.core.registry.live(*worker.identity) and worker.auditor.works_on(request_id):
                     raise Broken("who has ended owns nothing", f"{worker.name} still works on {request_id}")
         if len(live) > len(self._live):
             self._live.update(dict.fromkeys(live))

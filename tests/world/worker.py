@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import ceil
 from random import Random
 from typing import TYPE_CHECKING
 
@@ -28,8 +27,6 @@ from twinpool.messages import (
 )
 from twinpool.metrics import WorkerMetric
 from twinpool.prefill_pool.core import PrefillCore
-from twinpool.prefill_pool.handoff import HandoffState
-from twinpool.request import Job, RequestKey
 from twinpool.worker import role_change
 from twinpool.worker.core import (
     BlockPush,
@@ -57,6 +54,7 @@ from twinpool.worker.core import (
 )
 from twinpool.worker.role_change import EMPTY_WITHIN_S, RoleChange
 from world import hybrid
+from world.auditor import Auditor, Core
 from world.links import Links
 from world.model import FakeKV, layout
 from world.schedule import Actor, Schedule
@@ -71,8 +69,6 @@ TICK_S = 0.1
 REGISTER_AGAIN_S = 1.0
 MAX_DRIFT = 0.01
 
-Part = PrefillCore | DecodeCore | ColocatedCore
-Core = Part | HybridCore
 Identity = tuple[str, str]
 """A worker's id and incarnation."""
 
@@ -95,12 +91,13 @@ class WorkerProcess(Actor):
         num_blocks, block_size = world.scenario.num_blocks, world.scenario.block_size
         self.core = _core(role, num_blocks, block_size, self.config, self.identity[1])
         self.kv = FakeKV(num_blocks, block_size)
+        self.auditor = Auditor(self.name, self.core, self.config, block_size)
         self._succeeds = ""
         if past is not None:
             self._succeeds, self.pid, self.kv = past.identity[1], past.pid, past.kv
             self.core.pool.inherit(past.core.pool)
         self._change: RoleChange | None = None
-        self.receiver = Receiver(self, world.scenario.is_one_sided, self._is_lent)
+        self.receiver = Receiver(self, world.scenario.is_one_sided, self.auditor.is_lent)
         self.links = Links(world, self)
         self.is_welcomed = False
         self.has_another_role = False
@@ -118,11 +115,6 @@ class WorkerProcess(Actor):
         """The world's dice."""
         return self._world.random
 
-    @property
-    def parts(self) -> tuple[Part, ...]:
-        """The core, or the two that a hybrid has: its role's first."""
-        return (self.core.role, self.core.guest) if isinstance(self.core, HybridCore) else (self.core,)
-
     def begin(self) -> None:
         """The process runs: it registers, and its clock ticks."""
         if isinstance(self.core, HybridCore) and (pace := self._world.scenario.pace):
@@ -139,7 +131,7 @@ class WorkerProcess(Actor):
             self.core.check()
         except InvariantViolation as exc:
             raise Broken("the core's own books", f"{self.name} at {event}: {exc}") from exc
-        self._check_pins()
+        self.auditor.check_pins(self.kv.pinned)
         for command in commands:
             self._carry_out(command)
         self._start_step()
@@ -219,9 +211,8 @@ class WorkerProcess(Actor):
     def _start_step(self) -> None:
         if not self.is_alive:
             return
-        running = self._running()
-        if (taken := self._slots_taken()) > (most := self.config.max_num_seqs):
-            raise Broken("slots are counted", f"{self.name} gave away {taken} slots of {most}")
+        self.auditor.check_slots()
+        running = self.auditor.running()
         try:
             plan = None if self._is_stepping else self.core.next_step(self._clock())
             if self._is_stepping or plan is not None:
@@ -229,8 +220,7 @@ class WorkerProcess(Actor):
             self.core.check()
         except InvariantViolation as exc:
             raise Broken("the core's own books", f"{self.name} at planning: {exc}") from exc
-        if running and running[0] not in self._running():
-            raise Broken("the oldest goes on", f"{self.name} preempts {running[0]}, the oldest of {running}")
+        self.auditor.check_oldest(running)
         if plan is not None:
             self._is_stepping = True
             self._run_step(plan)
@@ -239,7 +229,7 @@ class WorkerProcess(Actor):
 
     def _run_step(self, plan: StepPlan) -> None:
         self._world.story.tell(self.schedule.now, self.name, plan)
-        self._check_headroom(plan)
+        self.auditor.check_headroom(plan)
         wires = [self.links.senders.get(push.worker_id) for push in plan.pushes]
         seconds = self._step_s(plan)
         self.schedule.after(seconds, self, lambda: self._end_step(plan, wires, seconds))
@@ -247,7 +237,7 @@ class WorkerProcess(Actor):
     def _step_s(self, plan: StepPlan) -> float:
         if (pace := self._world.scenario.pace) is None:
             return self._world.step_s()
-        running, num_tokens = set(self._running()), plan.batch.num_tokens
+        running, num_tokens = set(self.auditor.running()), plan.batch.num_tokens
         num_streams = sum(chunk.key in running for chunk in plan.batch.slices)
         seconds = hybrid.step_s(pace, num_streams, num_tokens - num_streams, self.random)
         if isinstance(self.core, HybridCore):
@@ -287,7 +277,7 @@ class WorkerProcess(Actor):
         match command:
             case SendCoordinator(message):
                 if isinstance(message, Granted):
-                    self._check_grant(message)
+                    self.auditor.check_grant(message)
                 self._world.network.to_coordinator(self, message)
             case SendPeer(worker_id, incarnation, message):
                 self._world.network.to_peer(self, (worker_id, incarnation), message)
@@ -363,89 +353,6 @@ class WorkerProcess(Actor):
     def linked(self, peer: Identity) -> None:
         """Handshake and probe with that peer have succeeded."""
         self.handle(PeerLinked(*peer, "memory"))
-
-    # ── promises ────────────────────────────────────────────────────────────────────────────────────────────
-
-    def _check_pins(self) -> None:
-        """What a transport has yet to read is still somebody's."""
-        for block, num_reads in self.kv.pinned.items():
-            if num_reads and not self.core.pool._readers[block]:
-                raise Broken(
-                    "a push pins its blocks", f"{self.name} has let go of block {block}, yet to be read"
-                )
-
-    def _is_lent(self, fence: int, block_id: int) -> bool:
-        """Whether the ledger still keeps `block_id` for the writer of `fence`, in quarantine or not (I2)."""
-        held = self._decode_core._ledger.reservation(fence)
-        return held is not None and block_id in held.block_ids
-
-    @property
-    def _decode_core(self) -> DecodeCore:
-        assert isinstance(self.parts[0], DecodeCore)
-        return self.parts[0]
-
-    def _running(self) -> list[RequestKey]:
-        """The sequences that generate here, oldest first."""
-        keys: list[RequestKey] = []
-        for part in self.parts:
-            match part:
-                case DecodeCore():
-                    keys += [sequence.key for sequence in part._scheduler]
-                case ColocatedCore():
-                    keys += [sequence.key for sequence in part._decode]
-        return keys
-
-    def _slots_taken(self) -> int:
-        """Places in the batch that sequences, grants and prompts computed here have."""
-        taken = 0
-        for part in self.parts:
-            match part:
-                case DecodeCore():
-                    taken += part.num_sequences + part._intake.num_granted
-                case ColocatedCore():
-                    taken += part.num_slots
-        return taken
-
-    def works_on(self, request_id: str) -> bool:
-        """Whether something is computed, awaited or kept for that request here.
-
-        What prefill has sealed, or has given up and waits to be rid of, does not count.
-        """
-        keys = self._running()
-        for part in self.parts:
-            match part:
-                case PrefillCore():
-                    jobs = part._outbox
-                    keys += [j.key for j in jobs if not j.ending and j.state is not HandoffState.SEALED]
-                case DecodeCore():
-                    keys += [arrival.key for arrival in (*part._intake.waiting, *part._intake.granted)]
-                case ColocatedCore():
-                    keys += [prompt.job.key for prompt in part._prefill]
-        return any(key.request_id == request_id for key in keys)
-
-    def blocks_wanted(self, job: Job) -> int:
-        """The blocks that the job must have before decode may admit it (I5)."""
-        num_growth = min(self.config.headroom_tokens, max(0, job.sampling.max_tokens - job.num_emitted - 1))
-        return ceil((len(job.token_ids) + num_growth) / self._world.scenario.block_size)
-
-    def _check_grant(self, grant: Granted) -> None:
-        arrival = self._decode_core._intake._granted.get(grant.key)
-        if arrival is not None and arrival.table is not None:
-            self._check_blocks(grant.key, len(arrival.table), self.blocks_wanted(arrival.job))
-
-    def _check_headroom(self, plan: StepPlan) -> None:
-        if not isinstance(self.parts[-1], ColocatedCore):
-            return
-        jobs = {prompt.job.key: prompt.job for prompt in self.parts[-1]._prefill}
-        for chunk in plan.batch.slices:
-            if chunk.key in jobs:
-                self._check_blocks(chunk.key, len(chunk.block_table), self.blocks_wanted(jobs[chunk.key]))
-
-    def _check_blocks(self, key: RequestKey, num_blocks: int, wanted: int) -> None:
-        if num_blocks < wanted:
-            raise Broken(
-                "I5", f"{self.name} takes {key} with {num_blocks} blocks, {wanted} are its prompt and growth"
-            )
 
     def what_is_held(self) -> str:
         """What this worker still holds of any request; empty when everything is free."""
