@@ -15,13 +15,14 @@ from http import HTTPStatus
 from typing import Any
 
 import httptools
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from twinpool.config import GatewayConfig
 from twinpool.coordinator.gateway.connection import CONNECTION
 from twinpool.coordinator.gateway.error_answers import HttpError, error_headers
 from twinpool.coordinator.gateway.meter import GatewayMeter
 from twinpool.coordinator.gateway.shapes import error_json
+from twinpool.coordinator.gateway.unframed_send import UnframedSend
 from twinpool.errors import RequestError, TryLater
 from twinpool.metrics import GatewayMetric
 
@@ -353,42 +354,6 @@ class _BodyOnly:
         if self._has_begun:
             raise _Pipelined
         self._has_begun = True
-
-
-class UnframedSend:
-    """ASGI's `send` for a client that speaks HTTP/1.0, which knows no chunks: the answer ends with the connection."""
-
-    def __init__(self, cycle: RequestResponseCycle) -> None:
-        self._cycle = cycle
-        self._send_framed = cycle.send
-        self._is_framed = True
-
-    async def __call__(self, message: Any) -> None:
-        """Writes one part of the answer."""
-        cycle = self._cycle
-        headers = message.get("headers", ())
-        if message["type"] == "http.response.start":
-            self._is_framed = any(name == b"content-length" for name, _ in headers)
-        if self._is_framed:
-            await self._send_framed(message)
-            return
-        if cycle.flow.write_paused and not cycle.disconnected:
-            await cycle.flow.drain()
-        if cycle.disconnected:
-            return
-        if message["type"] == "http.response.start":
-            cycle.response_started = True
-            lines = [name + b": " + value + b"\r\n" for name, value in (*cycle.default_headers, *headers)]
-            cycle.transport.write(
-                STATUS_LINE[message["status"]] + b"".join(lines) + b"connection: close\r\n\r\n"
-            )
-            return
-        cycle.transport.write(message.get("body", b""))
-        if not message.get("more_body", False):
-            cycle.response_complete = True
-            cycle.message_event.set()
-            cycle.transport.close()
-            cycle.on_response()
 
 
 def _head_too_large() -> HttpError:
