@@ -22,7 +22,8 @@ import tokenizers
 
 from twinpool.bench.agreement.figures import Figures, Settings, compared, header
 from twinpool.bench.agreement.generators import GENERATORS
-from twinpool.bench.scripted_server import MODEL, running, sent_by
+from twinpool.bench.scripted_answer import MODEL
+from twinpool.bench.scripted_server import running, sent_by
 from twinpool.bench.serving.arrivals import Pacing, Process, schedule
 from twinpool.bench.serving.datasets import DatasetSettings, RandomLengths, make_requests
 from twinpool.bench.serving.generator import run_load

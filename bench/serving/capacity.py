@@ -13,7 +13,8 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from twinpool.bench.scripted_server import MODEL, Sent, running, sent_by
+from twinpool.bench.scripted_answer import MODEL
+from twinpool.bench.scripted_server import Sent, running, sent_by
 from twinpool.bench.serving.arrivals import Pacing, Process, schedule
 from twinpool.bench.serving.distributions import percentile
 from twinpool.bench.serving.generator import run_load

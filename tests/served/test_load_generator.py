@@ -22,7 +22,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 from support.scripted import WAIT_S, Scripted, asking_for, scripted_server, steady, word_tokenizer
 
-from twinpool.bench.scripted_server import Piece, Script, Sent, Then
+from twinpool.bench.scripted_answer import Piece, Script, Then
+from twinpool.bench.scripted_server import Sent
 from twinpool.bench.serving.generator import run_load
 from twinpool.bench.serving.record import Chunk, Ending, RequestRecord, Run, TokenCount, decode_run
 from twinpool.bench.serving.server_facts import NoServer, ask_server

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import msgspec
 
-from twinpool.bench.scripted_server import MODEL, Piece, Script, Sent, running, sent_by
+from twinpool.bench.scripted_answer import MODEL, Piece, Script
+from twinpool.bench.scripted_server import Sent, running, sent_by
 from twinpool.bench.serving.settings import Endpoint, LoadSettings, ServerKind
 from twinpool.bench.serving.workload import PlannedRequest
 
