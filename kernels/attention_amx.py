@@ -10,11 +10,12 @@ the others; both sums are added, and the result to what was there. Hidden keys a
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from twinpool.kernels.attention_places import KEY_TILE, begin_ahead, find_ahead, find_rows
+from twinpool.kernels.attention_scratch import AT_ONCE, lay_out, scores_of, weights_of
 from twinpool.kernels.attention_steps import cap, copy_row, fetch_rows
 from twinpool.kernels.attention_tiles import (
     MOST_TOGETHER,
@@ -35,15 +36,6 @@ from twinpool.kernels.attention_tiles import (
 from twinpool.kernels.compiler import overload
 from twinpool.kernels.lanes import LANES, LOG2_E, compiled_exactly
 
-ROWS = 384
-"""Query rows that share a packed tile of keys."""
-MOST_HEADS = 16
-"""Heads that a tile of work has, at most."""
-_COLUMN_WIDTH = 512
-"""Elements of the heads of one column: their keys and values then stay in the second-level cache."""
-_AT_ONCE = 4
-"""Columns of a prompt that go through each step one after the other. Taking turns more often costs: a vector waits for
-the scores just written by tiles, and while tiles multiply, the processor has half its vector multipliers."""
 _UNSEEN = np.float32(-1.0e30)
 _NOWHERE = np.float32(-1.0e9)
 """The place of a row that does not exist: it sees no key."""
@@ -68,42 +60,6 @@ def _takes_tiles(pool: Any, width: Any) -> Any:
         return False
 
     return has_whole_tiles if takes(pool) else has_none
-
-
-def scratch_size(group: int, head_dim: int) -> int:
-    """Float32 elements of scratch that `attend_rows` needs for each rank."""
-    columns = -(-max(ROWS, group) // LANES) + MOST_HEADS
-    units = head_dim // 2
-    together = max(1, _COLUMN_WIDTH // head_dim)
-    in_columns = columns * LANES * (head_dim + units + 3) + LANES * (4 + units)
-    return in_columns + KEY_TILE * (_AT_ONCE * (LANES + LANES // 2) + 2 * together * units)
-
-
-class _Work(NamedTuple):
-    """A tile of work: `rows` query rows of each of `heads` key/value heads. Where parts of the scratch begin."""
-
-    group: int
-    rows: int
-    heads: int
-    together: int
-    """Heads of a column, if a head has less than one."""
-    columns: int
-    """Of a head, or of the heads that share one."""
-    depth: int
-    """Tiles of a key or a query."""
-    tiles: int
-    """Tiles of a value."""
-    sums: int
-    queries: int
-    places: int
-    peaks: int
-    masses: int
-    shrinks: int
-    scores: int
-    weights: int
-    keys: int
-    values: int
-    buffer: int
 
 
 def attend_rows(
@@ -148,7 +104,7 @@ def _attend_rows(
     start = ends[seq] - (query_starts[seq + 1] - query_starts[seq]) + first
     end = start + last - first
     group = num_heads // shape[3]
-    work = _lay_out(base, group, (last - first) * group, last_head - first_head, shape[5])
+    work = lay_out(base, group, (last - first) * group, last_head - first_head, shape[5])
     _load_queries(
         work, query, token_stride, head_stride, first_token, first_head * group, shape[5] // 2, scratch
     )
@@ -187,29 +143,6 @@ def _attend_rows(
                 scratch, work.sums + (head * work.columns + number) * work.tiles * TILE, work.tiles, lane,
                 work.masses + (column + number) * LANES + lane, out, (token * num_heads + own) * shape[5],
             )  # fmt: skip
-
-
-@compiled_exactly
-def _lay_out(base: Any, group: Any, rows: Any, heads: Any, width: Any) -> Any:
-    """The parts of the scratch from `base` on."""
-    together = min(heads, LANES // rows, max(1, _COLUMN_WIDTH // width)) if rows <= LANES else 1
-    columns = (rows + LANES - 1) // LANES
-    depth, tiles = width // (2 * TILE_DIMS), width // TILE_DIMS
-    all_columns = heads * columns
-    queries = base + all_columns * tiles * TILE
-    places = queries + all_columns * depth * TILE
-    peaks = places + all_columns * LANES
-    masses = peaks + all_columns * LANES
-    shrinks = masses + all_columns * LANES
-    scores = shrinks + LANES
-    weights = scores + _AT_ONCE * KEY_TILE * LANES
-    keys = weights + _AT_ONCE * KEY_TILE * (LANES // 2)
-    values = keys + together * KEY_TILE * width // 2
-    buffer = values + together * KEY_TILE * width // 2
-    return _Work(
-        group, rows, heads, together, columns, depth, tiles, base, queries, places, peaks, masses, shrinks, scores,
-        weights, keys, values, buffer,
-    )  # fmt: skip
 
 
 @compiled_exactly
@@ -289,19 +222,19 @@ def _attend_columns(
         pack_values(
             scratch, pool, rows, step * STEP_KEYS, value_shift, units, work.values + step * value_step
         )
-    for begin in range(0, work.columns, _AT_ONCE):
-        numbers = range(begin, min(begin + _AT_ONCE, work.columns))
+    for begin in range(0, work.columns, AT_ONCE):
+        numbers = range(begin, min(begin + AT_ONCE, work.columns))
         for number in numbers:
             first, end = _steps(work, number, at, filled, window)
-            _score(work, first, end, 1, head * work.columns + number, _scores(work, number), scratch)
+            _score(work, first, end, 1, head * work.columns + number, scores_of(work, number), scratch)
         for number in numbers:
             first, end = _steps(work, number, at, filled, window)
-            column, scores = head * work.columns + number, _scores(work, number)
+            column, scores = head * work.columns + number, scores_of(work, number)
             if first < end:
                 factor = _hide(work, number, column, scores, first, end, at, scale, window, softcap, scratch)
                 has_shrunk = _weigh(
                     scratch, scores + first * 2 * TILE, end - first, factor, work.peaks + column * LANES,
-                    work.masses + column * LANES, work.shrinks, _weights(work, number),
+                    work.masses + column * LANES, work.shrinks, weights_of(work, number),
                 )  # fmt: skip
                 if has_shrunk:
                     count = min(LANES, work.rows - number * LANES)
@@ -310,19 +243,7 @@ def _attend_columns(
             first, end = _steps(work, number, at, filled, window)
             sums = work.sums + (head * work.columns + number) * value_step
             if first < end:
-                _mix(work, _weights(work, number), first, end - first, work.values, sums, scratch)
-
-
-@compiled_exactly
-def _scores(work: Any, number: Any) -> Any:
-    """Where column `number` of those at hand has its scores."""
-    return work.scores + number % _AT_ONCE * KEY_TILE * LANES
-
-
-@compiled_exactly
-def _weights(work: Any, number: Any) -> Any:
-    """And its weights."""
-    return work.weights + number % _AT_ONCE * KEY_TILE * (LANES // 2)
+                _mix(work, weights_of(work, number), first, end - first, work.values, sums, scratch)
 
 
 @compiled_exactly
@@ -389,14 +310,7 @@ def _mix(work: Any, weights: Any, first: Any, num_steps: Any, values: Any, sums:
 
 @compiled_exactly
 def _weigh(
-    scratch: Any,
-    scores: Any,
-    num_steps: Any,
-    factor: Any,
-    peaks: Any,
-    masses: Any,
-    shrinks: Any,
-    weights: Any,
-) -> Any:
+    scratch: Any, scores: Any, num_steps: Any, factor: Any, peaks: Any, masses: Any, shrinks: Any, weights: Any,
+) -> Any:  # fmt: skip
     """One copy of `weigh`, which is long."""
     return weigh(scratch, scores, num_steps, factor, peaks, masses, shrinks, weights)

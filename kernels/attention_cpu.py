@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from twinpool.kernels import attention_amx
+from twinpool.kernels import attention_scratch
 from twinpool.kernels.amx import USES_AMX
 from twinpool.kernels.attention_amx import attend_rows, takes_tiles
 from twinpool.kernels.attention_places import KEY_TILE, ROOM, begin_ahead, find_ahead, find_rows
@@ -52,7 +52,7 @@ _LN_2 = np.float32(0.6931471805599453)
 def scratch_size(num_heads: int, num_kv_heads: int, head_dim: int, itemsize: int) -> int:
     """Float32 elements of scratch that `attend` needs for each rank."""
     if USES_AMX and itemsize == 2 and head_dim % 32 == 0:
-        return attention_amx.scratch_size(num_heads // num_kv_heads, head_dim)
+        return attention_scratch.scratch_size(num_heads // num_kv_heads, head_dim)
     rows = max(_ROWS, num_heads // num_kv_heads)
     units = head_dim * itemsize // 4
     columns = -(-head_dim // _PANEL_KEYS) * _PANEL_KEYS
@@ -77,7 +77,7 @@ def attend(
     num_kv_heads = shape[3]
     group = num_heads // num_kv_heads
     in_tiles = takes_tiles(pool, shape[5])
-    most_rows = max(_ROWS, attention_amx.ROWS // size) if in_tiles else _ROWS
+    most_rows = max(_ROWS, attention_scratch.ROWS // size) if in_tiles else _ROWS
     tile_tokens = max(1, most_rows // group)
     total = 0.0
     for seq in range(ends.shape[0]):
@@ -103,7 +103,7 @@ def attend(
             done += cost * num_kv_heads
             together = max(1, most_rows // ((last - first) * group))
             if in_tiles:
-                together = min(together, attention_amx.MOST_HEADS)
+                together = min(together, attention_scratch.MOST_HEADS)
             for head in range(begin, end, together):
                 until = min(head + together, end)
                 if in_tiles:
