@@ -10,8 +10,9 @@ from twinpool.decode_pool.lockstep import Lockstep, LockstepLoad, WalksInLockste
 from twinpool.decode_pool.scheduler import DecodeScheduler, why_never_fits
 from twinpool.decode_pool.steps import StepsUnderWay
 from twinpool.engine.batch import SequenceSlice, StepBatch, StepOutput
-from twinpool.engine.block_pool import BlockPool, BlockTable, Chains, PrefixChain
+from twinpool.engine.block_pool import BlockPool, BlockTable
 from twinpool.engine.look_back import LookBack
+from twinpool.engine.prefix_chain import Chains, PrefixChain
 from twinpool.errors import InvariantViolation
 from twinpool.layout import KVLayout
 from twinpool.messages import (

@@ -20,7 +20,7 @@ from twinpool.colocated_pool.step_times import StepTimes
 from twinpool.config import SchedulerConfig
 from twinpool.decode_pool.core import DecodeCore
 from twinpool.engine.batch import StepBatch
-from twinpool.engine.block_pool import Chains
+from twinpool.engine.prefix_chain import Chains
 from twinpool.errors import InvariantViolation
 from twinpool.layout import KVLayout
 from twinpool.messages import Cancel, Generate, Prefill, Reserve, StepTokens, WorkerStats

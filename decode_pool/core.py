@@ -11,8 +11,9 @@ from twinpool.decode_pool.lockstep import Lockstep, LockstepLoad, WalksInLockste
 from twinpool.decode_pool.scheduler import DecodeScheduler
 from twinpool.decode_pool.steps import StepsUnderWay
 from twinpool.engine.batch import StepBatch
-from twinpool.engine.block_pool import BlockPool, BlockTable, Chains, PrefixChain, chains_of
+from twinpool.engine.block_pool import BlockPool, BlockTable
 from twinpool.engine.look_back import LookBack
+from twinpool.engine.prefix_chain import Chains, PrefixChain, chains_of
 from twinpool.errors import InvariantViolation
 from twinpool.kv_transfer.ledger import OwnershipLedger, Writer
 from twinpool.layout import KVLayout

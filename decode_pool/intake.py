@@ -19,7 +19,8 @@ from enum import StrEnum
 
 from twinpool.config import SchedulerConfig
 from twinpool.decode_pool.scheduler import num_kv_tokens, why_never_fits
-from twinpool.engine.block_pool import BlockPool, BlockTable, Chains, PrefixChain
+from twinpool.engine.block_pool import BlockPool, BlockTable
+from twinpool.engine.prefix_chain import Chains, PrefixChain
 from twinpool.errors import InvariantViolation
 from twinpool.kv_transfer.connector import TWO_SIDED
 from twinpool.kv_transfer.ledger import OwnershipLedger, Writer

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, overload
 
 from twinpool.engine.batch import SequenceSlice, StepOutput
-from twinpool.engine.block_pool import BlockPool, BlockTable, PrefixChain
+from twinpool.engine.block_pool import BlockPool, BlockTable
 from twinpool.engine.look_back import LookBack
+from twinpool.engine.prefix_chain import PrefixChain
 from twinpool.errors import InvariantViolation
 from twinpool.messages import Token
 from twinpool.request import Job, RequestKey

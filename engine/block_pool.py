@@ -13,89 +13,68 @@ counted once.
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Sequence
-from functools import partial
-from struct import pack
+from collections.abc import Sequence
+from itertools import zip_longest
+from typing import cast
 
-from xxhash import xxh3_128_digest
-
+from twinpool.engine.prefix_chain import PrefixChain
 from twinpool.engine.release_order import ReleaseOrder
 from twinpool.errors import InvariantViolation
-from twinpool.request import Job
-
-
-class PrefixChain:
-    """The hashes of one sequence's full blocks; `digests[i]` names all tokens up to the end of block i.
-
-    Each is the 128-bit xxh3 of its parent's digest and its own tokens (little-endian 32 bits each); the root
-    is the hash of the salt. So equal digests mean equal prefixes under an equal salt, in every process. A
-    simulator knows which prefixes are equal and not their tokens: its chains override `extend`.
-    """
-
-    __slots__ = ("_block_size", "_root", "digests")
-
-    grows_alone = False
-    """Whether no other request can have the blocks that this one fills beyond its prompt."""
-
-    def __init__(self, block_size: int, salt: str = "") -> None:
-        self._block_size = block_size
-        self._root = xxh3_128_digest(salt.encode())
-        self.digests: list[bytes] = []
-
-    @classmethod
-    def of(cls, job: Job, block_size: int) -> PrefixChain:
-        """The chain of the job's tokens."""
-        chain = cls(block_size, job.cache_salt)
-        chain.extend(job.token_ids)
-        return chain
-
-    def extend(self, token_ids: Sequence[int]) -> None:
-        """Hashes the full blocks that the sequence has grown by. `token_ids` are all its tokens so far."""
-        size, digests = self._block_size, self.digests
-        first = len(digests) * size
-        last = len(token_ids) // size * size
-        if first >= last:
-            return
-        data = pack(f"<{last - first}I", *token_ids[first:last])
-        parent = digests[-1] if digests else self._root
-        for start in range(0, len(data), 4 * size):
-            parent = xxh3_128_digest(parent + data[start : start + 4 * size])
-            digests.append(parent)
-
-    def num_shared(self, other: PrefixChain) -> int:
-        """How many full blocks both begin with."""
-        ours, theirs = self.digests, other.digests
-        # Before equal digests all are equal.
-        return bisect_left(range(min(len(ours), len(theirs))), True, key=lambda i: ours[i] != theirs[i])
-
-
-Chains = Callable[[Job], PrefixChain]
-"""Makes the chain of a job's tokens, which is the caller's to extend."""
-
-
-def chains_of(block_size: int) -> Chains:
-    """Chains of the tokens themselves, for blocks of that size."""
-    return partial(PrefixChain.of, block_size=block_size)
 
 
 class BlockTable:
     """The blocks of one sequence, in order of its tokens. Whoever holds the table owns them.
 
-    `block_ids` is replaced, never changed, when the table grows: a plan may keep the tuple. The first
-    `num_cached` came from the prefix cache; the first `num_sealed` are findable or duplicate a findable one.
+    The first `num_cached` came from the prefix cache. The first ones are *sealed*: they are findable under `digests`,
+    or (None) duplicate a findable one, as some do if it `has_duplicates`.
     """
 
-    __slots__ = ("block_ids", "num_cached", "num_sealed")
+    __slots__ = ("_block_ids", "_grown", "digests", "has_duplicates", "num_cached")
 
-    def __init__(self, block_ids: tuple[int, ...], num_cached: int) -> None:
-        self.block_ids = block_ids
-        self.num_cached = num_cached
-        self.num_sealed = num_cached
+    def __init__(self, block_ids: tuple[int, ...], digests: Sequence[bytes] = ()) -> None:
+        self._block_ids = block_ids
+        self._grown: list[int] = []
+        self.digests: list[bytes | None] = list(digests)
+        self.has_duplicates = False
+        self.num_cached = len(digests)
 
     def __len__(self) -> int:
-        return len(self.block_ids)
+        return len(self._block_ids) + len(self._grown)
+
+    @property
+    def block_ids(self) -> tuple[int, ...]:
+        """Replaced, never changed, when the table grows: a plan may keep the tuple."""
+        if self._grown:
+            self._block_ids += tuple(self._grown)
+            self._grown.clear()
+        return self._block_ids
+
+    @property
+    def num_sealed(self) -> int:
+        """How many of its blocks are."""
+        return len(self.digests)
+
+    def grow(self, block_id: int) -> None:
+        """One block more. They are put together when somebody looks: a table often grows before."""
+        self._grown.append(block_id)
+
+    def hand_over(self) -> BlockTable:
+        """Another table that has everything of this one, which is empty afterwards."""
+        heir = BlockTable(self.block_ids)
+        heir.digests, heir.has_duplicates, heir.num_cached = (
+            self.digests,
+            self.has_duplicates,
+            self.num_cached,
+        )
+        self.clear()
+        return heir
+
+    def clear(self) -> None:
+        """It is empty."""
+        self._block_ids = ()
+        self._grown = []
+        self.digests = []
 
 
 class BlockPool:
@@ -110,10 +89,11 @@ class BlockPool:
         self._prefix_cache = prefix_cache
         self._free = _ids(num_blocks)[::-1]
         self._readers = [0] * num_blocks
+        self._num_further_readers = 0
+        """Of all blocks, the readers beyond the first."""
         self._num_owned = 0
-        self._digest: list[bytes | None] = [None] * num_blocks
         self._index: dict[bytes, int] = {}
-        self._cached = ReleaseOrder(num_blocks)  # the first is the least recently used
+        self._cached = ReleaseOrder[bytes]()  # by digest; the first is the least recently used
         self._quarantined: set[int] = set()
         self._tables: set[BlockTable] = set()
 
@@ -135,7 +115,7 @@ class BlockPool:
     @property
     def cached_block_ids(self) -> tuple[int, ...]:
         """The blocks that `num_cached` counts, the least recently used first."""
-        return tuple(self._cached)
+        return tuple(self._index[digest] for digest in self._cached)
 
     @property
     def num_quarantined(self) -> int:
@@ -169,16 +149,19 @@ class BlockPool:
                 f"a table of {num_blocks} blocks was asked for; a sequence has at least one"
             )
         num_shared = self.count_cached(prefix[:num_blocks])
-        shared = [self._index[digest] for digest in prefix[:num_shared]]
-        readers, cached = self._readers, self._cached
+        digests = prefix[:num_shared]
+        shared = [self._index[digest] for digest in digests]
+        readers = self._readers
         if num_blocks - num_shared > self.num_available - sum(1 for block in shared if not readers[block]):
             return None
-        for block in shared:
-            if not readers[block]:
-                cached.remove(block)
+        for block, digest in zip(shared, digests, strict=True):
+            if readers[block]:
+                self._num_further_readers += 1
+            else:
+                self._cached.remove(digest)
                 self._num_owned += 1
             readers[block] += 1
-        table = BlockTable((*shared, *self._take(num_blocks - num_shared)), num_shared)
+        table = BlockTable((*shared, *self._take(num_blocks - num_shared)), digests)
         self._tables.add(table)
         return table
 
@@ -187,7 +170,8 @@ class BlockPool:
         self._require_live(table)
         if num_blocks > self.num_available:
             return False
-        table.block_ids = (*table.block_ids, *self._take(num_blocks))
+        for block in self._take(num_blocks):
+            table.grow(block)
         return True
 
     def grow_each(self, tables: Sequence[BlockTable]) -> int:
@@ -195,7 +179,7 @@ class BlockPool:
         self._require_live(*tables)
         num_grown = min(len(tables), self.num_available)
         for table, block in zip(tables, self._take(num_grown), strict=False):
-            table.block_ids += (block,)
+            table.grow(block)
         return num_grown
 
     def seal(self, table: BlockTable, chain: PrefixChain, num_tokens: int) -> None:
@@ -205,31 +189,25 @@ class BlockPool:
         A block whose prefix is findable already stays the table's own.
         """
         first, last = table.num_sealed, num_tokens // self.block_size
-        if first >= last:
+        if first >= last or not self._prefix_cache:
             return
         self._require_live(table)
-        table.num_sealed = last
-        if not self._prefix_cache:
+        index, blocks, digests = self._index, table.block_ids[first:last], list(chain.digests[first:last])
+        if index.keys().isdisjoint(digests):
+            index.update(zip(digests, blocks, strict=True))
+            table.digests += digests
             return
-        index, digests = self._index, self._digest
-        blocks, names = table.block_ids[first:last], list(chain.digests[first:last])
-        if index.keys().isdisjoint(names):
-            index.update(zip(names, blocks, strict=True))
-            for block, digest in zip(blocks, names, strict=True):
-                digests[block] = digest
-            return
-        for block, digest in zip(blocks, names, strict=True):
-            if digest not in index:
-                index[digest] = block
-                digests[block] = digest
+        for block, digest in zip(blocks, digests, strict=True):
+            is_findable = index.setdefault(digest, block) == block
+            table.digests.append(digest if is_findable else None)
+            table.has_duplicates |= not is_findable
 
     def hand_over(self, table: BlockTable) -> BlockTable:
         """Moves the blocks to a new table, for a new owner. The giver's is empty and worth nothing
         afterwards."""
         self._require_live(table)
-        heir = BlockTable(table.block_ids, table.num_cached)
-        heir.num_sealed = table.num_sealed
-        self._forget(table)
+        heir = table.hand_over()
+        self._tables.remove(table)
         self._tables.add(heir)
         return heir
 
@@ -241,7 +219,7 @@ class BlockPool:
             InvariantViolation: the table was released, quarantined or handed over before.
         """
         self._require_live(table)
-        self._give_back(table.block_ids)
+        self._give_back(table.block_ids, table.digests, has_duplicates=table.has_duplicates)
         self._forget(table)
 
     def quarantine(self, table: BlockTable, first: int, last: int) -> tuple[int, ...]:
@@ -252,13 +230,19 @@ class BlockPool:
             InvariantViolation: as `release`; or such a block is findable or shared, so others read it.
         """
         self._require_live(table)
-        held = table.block_ids[first:last]
-        for block in held:
-            if self._readers[block] != 1 or self._digest[block] is not None:
+        block_ids, digests = table.block_ids, table.digests
+        held = block_ids[first:last]
+        for number, block in enumerate(held, first):
+            is_findable = number < len(digests) and digests[number] is not None
+            if self._readers[block] != 1 or is_findable:
                 raise InvariantViolation(
                     f"block {block} was open to a remote writer while others could read it"
                 )
-        self._give_back(table.block_ids[:first] + table.block_ids[last:])
+        self._give_back(
+            block_ids[:first] + block_ids[last:],
+            digests[:first] + digests[last:],
+            has_duplicates=table.has_duplicates,
+        )
         self._forget(table)
         for block in held:
             self._readers[block] = 0
@@ -294,8 +278,7 @@ class BlockPool:
             raise InvariantViolation(
                 f"{self.num_free} blocks are free in a pool of {sizes[1]} that inherits {sizes[0]}"
             )
-        self._free, self._cached = past._free, past._cached
-        self._digest, self._index = past._digest, past._index
+        self._free, self._cached, self._index = past._free, past._cached, past._index
 
     def check_count(self) -> None:
         """The part of `check` that costs nothing, for after every step.
@@ -318,64 +301,72 @@ class BlockPool:
             wrong.
         """
         readers = Counter(block for table in self._tables for block in table.block_ids)
-        owned = set(readers)
-        places = (set(self._free), owned, set(self._cached), self._quarantined)
+        if not self._index.keys() >= set(self._cached):
+            raise InvariantViolation("a block is cached that nobody can find")
+        owned, cached = set(readers), set(self.cached_block_ids)
+        places = (set(self._free), owned, cached, self._quarantined)
         if sum(map(len, places)) != self.num_blocks or len(set().union(*places)) != self.num_blocks:
             raise InvariantViolation(
                 f"of {self.num_blocks} blocks, free/owned/cached/quarantined are {places}"
             )
-        if len(self._free) != len(places[0]) or self._num_owned != len(owned):
+        if (len(self._free), len(self._cached)) != (len(places[0]), len(cached)) or self._num_owned != len(
+            owned
+        ):
             raise InvariantViolation(f"{self._num_owned} blocks counted as owned, {len(owned)} are in tables")
         for block, count in enumerate(self._readers):
             if count != readers[block]:
                 raise InvariantViolation(
                     f"block {block} counts {count} readers, {readers[block]} tables have it"
                 )
-        for digest, block in self._index.items():
-            if self._digest[block] != digest or not (block in owned or block in self._cached):
-                raise InvariantViolation(f"the index finds block {block}, which does not hold that prefix")
-        if sum(digest is not None for digest in self._digest) != len(self._index):
-            raise InvariantViolation("a block believes to be findable, but the index does not have it")
-        if any(self._digest[block] is None for block in self._cached):
-            raise InvariantViolation("a block is cached that nobody can find")
+        if self._num_further_readers != (num := sum(readers.values()) - len(readers)):
+            raise InvariantViolation(f"{self._num_further_readers} readers share blocks, tables say {num}")
+        findable = {
+            digest: block
+            for table in self._tables
+            for digest, block in zip(table.digests, table.block_ids, strict=False)
+            if digest is not None
+        }
+        findable |= {digest: self._index[digest] for digest in self._cached}
+        if findable != self._index:
+            raise InvariantViolation(f"the index is {self._index}, in tables and cached are {findable}")
 
     def _take(self, num_blocks: int) -> list[int]:
-        free, cached, readers = self._free, self._cached, self._readers
+        free, readers = self._free, self._readers
         first = max(0, len(free) - num_blocks)
         taken = free[first:]
         taken.reverse()
         del free[first:]
         if len(taken) < num_blocks:
-            evicted = cached.take_first(num_blocks - len(taken))
-            self._unfind(evicted)
-            taken += evicted
+            taken += map(self._index.pop, self._cached.take_first(num_blocks - len(taken)))
         for block in taken:
             readers[block] = 1
         self._num_owned += num_blocks
         return taken
 
-    def _give_back(self, block_ids: Sequence[int]) -> None:
+    def _give_back(
+        self, block_ids: Sequence[int], digests: Sequence[bytes | None], *, has_duplicates: bool
+    ) -> None:
+        """Of a table's blocks, the first of which are sealed under `digests`."""
+        readers = self._readers
+        unfindable: Sequence[int]
+        if has_duplicates or self._num_further_readers:
+            unfindable, findable = [], []
+            for block, digest in zip_longest(block_ids, digests):
+                readers[block] -= 1
+                if readers[block]:
+                    self._num_further_readers -= 1
+                elif digest is None:
+                    unfindable.append(block)
+                else:
+                    findable.append(digest)
+        else:
+            for block in block_ids:
+                readers[block] = 0
+            unfindable, findable = block_ids[len(digests) :], cast("list[bytes]", digests)
+        self._num_owned -= len(unfindable) + len(findable)
         # Last block first: a prefix is worth more than what follows it, so it is evicted later.
-        readers, digests = self._readers, self._digest
-        idle: list[int] = []
-        for block in reversed(block_ids):
-            readers[block] = left = readers[block] - 1
-            if not left:
-                idle.append(block)
-        cached = [block for block in idle if digests[block] is not None]
-        if len(cached) < len(idle):
-            self._free += [block for block in idle if digests[block] is None]
-        self._cached.extend(cached)
-        self._num_owned -= len(idle)
-
-    def _unfind(self, block_ids: Sequence[int]) -> None:
-        index, digests = self._index, self._digest
-        for block in block_ids:
-            digest = digests[block]
-            if digest is None:
-                raise InvariantViolation(f"block {block} was cached without a digest")
-            del index[digest]
-            digests[block] = None
+        self._free += reversed(unfindable)
+        self._cached.extend(reversed(findable))
 
     def _require_live(self, *tables: BlockTable) -> None:
         if not self._tables.issuperset(tables):
@@ -385,7 +376,7 @@ class BlockPool:
 
     def _forget(self, table: BlockTable) -> None:
         self._tables.remove(table)
-        table.block_ids = ()
+        table.clear()
 
 
 _known_ids: list[int] = []

@@ -1,74 +1,74 @@
-"""Block ids in an order from which any can be taken, in constant time. No torch."""
+"""What was released, in that order, from which any can be taken; many at once cost little more than one. No torch."""
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from typing import Generic, TypeVar
+
+Thing = TypeVar("Thing", bound=Hashable)
 
 
-class ReleaseOrder:
-    """Blocks below `num_blocks` in the order in which they were added, at 8 bytes a block.
+class ReleaseOrder(Generic[Thing]):
+    """Things in the order in which they were added, at 8 bytes each.
 
-    As a dict's keys, but taking the first is as quick after many were taken: a dict looks through the places of all
-    that have left its front, and makes up for it only when it is full.
+    As a dict's keys, but many are added or taken at once, and taking the first is as quick after many were taken. One
+    that is removed from the middle keeps its place, and is passed over when that comes to the front; when more places
+    are such than not, they are given up.
     """
 
-    __slots__ = ("_after", "_before", "_num", "_ring")
+    __slots__ = ("_first", "_num_removed", "_places", "_removed")
 
-    def __init__(self, num_blocks: int) -> None:
-        self._ring = num_blocks
-        """Stands for both ends, as no block has this number. A block that is not here has -1 after it."""
-        self._after = array("i", [-1]) * (num_blocks + 1)
-        self._before = array("i", [-1]) * (num_blocks + 1)
-        self._after[num_blocks] = self._before[num_blocks] = num_blocks
-        self._num = 0
+    def __init__(self, things: Iterable[Thing] = ()) -> None:
+        self._places = list(things)
+        self._first = 0
+        """The place before which all were taken."""
+        self._removed: dict[Thing, int] = {}
+        """How many of its places from there on, the first ones, a thing has left."""
+        self._num_removed = 0
 
     def __len__(self) -> int:
-        return self._num
+        return len(self._places) - self._first - self._num_removed
 
-    def __contains__(self, block: int) -> bool:
-        return self._after[block] >= 0
+    def __iter__(self) -> Iterator[Thing]:
+        return _present(self._places[self._first :], self._removed.copy())
 
-    def __iter__(self) -> Iterator[int]:
-        block = self._after[self._ring]
-        while block != self._ring:
-            yield block
-            block = self._after[block]
-
-    def extend(self, blocks: Iterable[int]) -> None:
+    def extend(self, things: Iterable[Thing]) -> None:
         """Puts them last, in order. None of them may be here."""
-        ring, after, before = self._ring, self._after, self._before
-        last = before[ring]
-        num = 0
-        for block in blocks:
-            after[last] = block
-            before[block] = last
-            last = block
-            num += 1
-        after[last] = ring
-        before[ring] = last
-        self._num += num
+        self._places += things
 
-    def remove(self, block: int) -> None:
+    def remove(self, thing: Thing) -> None:
         """Takes it out. It must be here."""
-        after, before = self._after, self._before
-        next_, last = after[block], before[block]
-        after[last] = next_
-        before[next_] = last
-        after[block] = -1
-        self._num -= 1
+        self._removed[thing] = self._removed.get(thing, 0) + 1
+        self._num_removed += 1
+        if self._num_removed > len(self):
+            self._places, self._first = list(self), 0
+            self._removed.clear()
+            self._num_removed = 0
 
-    def take_first(self, num: int) -> list[int]:
+    def take_first(self, num: int) -> list[Thing]:
         """Takes out the `num` that were added first, in order. There must be so many."""
-        ring, after = self._ring, self._after
-        taken = []
-        block = after[ring]
-        for _ in range(num):
-            taken.append(block)
-            next_ = after[block]
-            after[block] = -1
-            block = next_
-        after[ring] = block
-        self._before[block] = ring
-        self._num -= num
+        taken: list[Thing] = []
+        while len(taken) < num:
+            first, self._first = self._first, self._first + num - len(taken)
+            passed = self._places[first : self._first]
+            if self._num_removed:
+                found = list(_present(passed, self._removed))
+                self._num_removed -= len(passed) - len(found)
+                taken += found
+            else:
+                taken += passed
+        if self._first > len(self._places) // 2:
+            del self._places[: self._first]
+            self._first = 0
         return taken
+
+
+def _present(things: Sequence[Thing], removed: dict[Thing, int]) -> Iterator[Thing]:
+    """Those that have not left their place; the others are taken out of `removed`."""
+    for thing in things:
+        if thing not in removed:
+            yield thing
+        elif removed[thing] == 1:
+            del removed[thing]
+        else:
+            removed[thing] -= 1

@@ -6,7 +6,8 @@ from collections.abc import Iterable
 
 from twinpool.config import SchedulerConfig
 from twinpool.engine.batch import StepBatch, StepOutput
-from twinpool.engine.block_pool import BlockPool, BlockTable, Chains
+from twinpool.engine.block_pool import BlockPool, BlockTable
+from twinpool.engine.prefix_chain import Chains
 from twinpool.errors import InvariantViolation
 from twinpool.layout import KVLayout
 from twinpool.messages import (

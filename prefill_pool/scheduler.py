@@ -9,8 +9,9 @@ from typing import Protocol
 
 from twinpool.config import SchedulerConfig
 from twinpool.engine.batch import Scoring, SequenceSlice, StepOutput
-from twinpool.engine.block_pool import BlockPool, BlockTable, Chains, PrefixChain, chains_of
+from twinpool.engine.block_pool import BlockPool, BlockTable
 from twinpool.engine.look_back import LookBack
+from twinpool.engine.prefix_chain import Chains, PrefixChain, chains_of
 from twinpool.errors import InvariantViolation
 from twinpool.messages import Message, PrefillReport, PromptLogprobs, Token
 from twinpool.request import Job, RequestKey, TokenLogprobs

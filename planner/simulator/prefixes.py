@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import cast
 
 from twinpool.bench.serving.datasets.shapes import Key, Shape
-from twinpool.engine.block_pool import Chains, PrefixChain
+from twinpool.engine.prefix_chain import Chains, PrefixChain
 from twinpool.request import Job
 
 _Node = tuple[int, int]

@@ -10,7 +10,7 @@ from twinpool.colocated_pool.hybrid import HybridDecodeCore, HybridPrefillCore
 from twinpool.config import Role
 from twinpool.decode_pool.core import DecodeCore
 from twinpool.engine.batch import SequenceSlice, StepOutput
-from twinpool.engine.block_pool import Chains
+from twinpool.engine.prefix_chain import Chains
 from twinpool.errors import InvariantViolation
 from twinpool.layout import KVLayout
 from twinpool.messages import Message

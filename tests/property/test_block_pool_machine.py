@@ -6,7 +6,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
-from twinpool.engine.block_pool import BlockPool, BlockTable, PrefixChain
+from twinpool.engine.block_pool import BlockPool, BlockTable
+from twinpool.engine.prefix_chain import PrefixChain
 
 SIZE = 2
 NUM_BLOCKS = 9

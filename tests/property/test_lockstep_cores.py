@@ -12,7 +12,7 @@ from twinpool.colocated_pool.core import ColocatedCore
 from twinpool.config import SchedulerConfig
 from twinpool.decode_pool.lockstep import LockstepLoad
 from twinpool.engine.batch import StepOutput
-from twinpool.engine.block_pool import PrefixChain
+from twinpool.engine.prefix_chain import PrefixChain
 from twinpool.layout import Dtype, KVLayout
 from twinpool.messages import Cancel, Dropped, Generate, LockstepTokens, PrefillReport, StepTokens
 from twinpool.request import Job, RequestKey

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from twinpool.engine.block_pool import BlockPool, BlockTable, PrefixChain
+from twinpool.engine.block_pool import BlockPool, BlockTable
+from twinpool.engine.prefix_chain import PrefixChain
 from twinpool.errors import InvariantViolation
 
 SIZE = 4
@@ -197,7 +198,7 @@ def test_a_block_that_others_read_cannot_have_been_open_to_a_writer() -> None:
 def test_the_check_finds_a_block_that_was_lost() -> None:
     pool = BlockPool(4, SIZE)
     table = reserve(pool, 2)
-    table.block_ids = table.block_ids[:1]
+    table._block_ids = table.block_ids[:1]
     with pytest.raises(InvariantViolation):
         pool.check()
 
@@ -213,7 +214,7 @@ def test_the_count_after_a_step_finds_a_block_that_is_in_two_places() -> None:
 
 def test_hashes_are_the_same_in_every_process() -> None:
     program = (
-        "from twinpool.engine.block_pool import PrefixChain\n"
+        "from twinpool.engine.prefix_chain import PrefixChain\n"
         "chain = PrefixChain(4, 'salt'); chain.extend(range(9)); print([d.hex() for d in chain.digests])"
     )
     source = str(Path(__file__).resolve().parents[2] / "src")

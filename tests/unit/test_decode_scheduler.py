@@ -6,8 +6,9 @@ from support.jobs import EOS, GRAMMAR, job
 
 from twinpool.decode_pool.scheduler import DecodeScheduler, num_kv_tokens, why_never_fits
 from twinpool.engine.batch import SequenceSlice, StepOutput
-from twinpool.engine.block_pool import BlockPool, PrefixChain
+from twinpool.engine.block_pool import BlockPool
 from twinpool.engine.look_back import LookBack
+from twinpool.engine.prefix_chain import PrefixChain
 from twinpool.messages import Token
 from twinpool.request import FinishReason, Job
 

@@ -11,7 +11,8 @@ from support.jobs import EOS, GRAMMAR, job
 from twinpool.decode_pool.scheduler import DecodeScheduler
 from twinpool.decode_pool.steps import StepsUnderWay
 from twinpool.engine.batch import StepBatch, StepOutput
-from twinpool.engine.block_pool import BlockPool, PrefixChain
+from twinpool.engine.block_pool import BlockPool
+from twinpool.engine.prefix_chain import PrefixChain
 from twinpool.request import Job, RequestKey
 from twinpool.worker.core import AwaitedSlice, PlanAhead, StepDone, StepPlan
 from twinpool.worker.step_thread import Grammars, StepResult, StepThread

@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 
 from twinpool.engine.batch import StepOutput
+from twinpool.engine.release_order import ReleaseOrder
 from twinpool.layout import KVLayout
 from twinpool.metrics import Counters
 from twinpool.request import Job, RequestKey
@@ -140,6 +141,7 @@ class Brain:
     def _freeze(self, core: Any) -> int:
         pool = core.pool
         pool._free.sort(reverse=True)
+        pool._cached = ReleaseOrder(pool._cached)
         pool._tables = sorted(pool._tables, key=lambda table: table.block_ids)
         if (ledger := getattr(core, "_ledger", None)) is not None:
             for held in ledger.reservations():

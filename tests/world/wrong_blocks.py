@@ -137,10 +137,13 @@ def a_shared_block_is_given_back_by_its_first_reader(patch: pytest.MonkeyPatch) 
     """Releasing a table frees its blocks although other sequences read them."""
     honest = BlockPool._give_back
 
-    def give_back(self: BlockPool, block_ids: Sequence[int]) -> None:
+    def give_back(
+        self: BlockPool, block_ids: Sequence[int], digests: Sequence[bytes | None], *, has_duplicates: bool
+    ) -> None:
         for block in block_ids:
-            self._readers[block] = min(self._readers[block], 1)
-        honest(self, block_ids)
+            self._num_further_readers -= self._readers[block] - 1
+            self._readers[block] = 1
+        honest(self, block_ids, digests, has_duplicates=has_duplicates)
 
     patch.setattr(BlockPool, "_give_back", give_back)
 

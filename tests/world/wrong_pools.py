@@ -52,8 +52,6 @@ def an_inherited_cache_is_another_ones(patch: pytest.MonkeyPatch) -> None:
         honest(self, past)
         blocks = list(self._index.values())
         self._index = dict(zip(self._index, blocks[1:] + blocks[:1], strict=True))
-        for digest, block in self._index.items():
-            self._digest[block] = digest
 
     patch.setattr(BlockPool, "inherit", inherit)
 
