@@ -20,6 +20,7 @@ import tokenizers
 from twinpool import __version__
 from twinpool.bench.comparison.arms import Arm
 from twinpool.bench.comparison.noise import OTHERS_SHARE, STOLEN_SHARE
+from twinpool.bench.comparison.stand import Hardware, Stand
 from twinpool.bench.serving.datasets import PromptAs
 from twinpool.coordinator.launch import share_cores, usable_cores
 from twinpool.engine.model_config import ModelConfig
@@ -279,11 +280,13 @@ def _served(settings: ProfileSettings, profile: Profile, places: Places, say: Sa
     if not places.has_two:
         arm = Arm("1 colocated", ("--colocated", "1"))
     sizes = served.QUICK if settings.is_quick else served.FULL
-    with tempfile.TemporaryDirectory(prefix="twinpool-profile-") as folder:
-        runs = served.run_loads(
-            arm, settings.flags, BLOCK_SIZE, settings.tokenizer, profile.max_model_len, times, sizes,
-            Path(folder), say,
-        )  # fmt: skip
+    loads = served.OverheadLoads(settings.tokenizer, profile.max_model_len, times, sizes)
+    hardware = Hardware(settings.flags, served.KV_TOKENS, BLOCK_SIZE)
+    with (
+        tempfile.TemporaryDirectory(prefix="twinpool-profile-") as folder,
+        Stand(hardware, Path(folder)) as stand,
+    ):
+        runs = served.run_loads(stand, arm, loads, say)
 
     num_layers = ModelConfig.from_dir(settings.directory).num_layers
 

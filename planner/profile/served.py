@@ -8,13 +8,12 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import tokenizers
 
 from twinpool.bench.comparison.arms import Arm
-from twinpool.bench.comparison.stand import Hardware, Stand
+from twinpool.bench.comparison.stand import Stand
 from twinpool.bench.serving.arrivals import Pacing, Process, schedule
 from twinpool.bench.serving.datasets import DatasetSettings, PromptAs, RandomLengths, make_requests
 from twinpool.bench.serving.metrics import ttft_s
@@ -79,59 +78,73 @@ def prompts_as(tokenizer: tokenizers.Tokenizer) -> PromptAs:
     return PromptAs.TEXT
 
 
-def run_loads(
-    arm: Arm, common: tuple[str, ...], block_size: int, tokenizer: tokenizers.Tokenizer, max_model_len: int,
-    times: ServiceTimes, sizes: Sizes, folder: Path, say: Callable[[str], None],
-) -> ServedRuns:  # fmt: skip
-    """Starts the arm's server with the flags in `common`, sends the loads, stops it. `times` of the engine alone say
-    how far apart single requests must be so as not to meet.
+class OverheadLoads:
+    """The requests that overheads are measured by: single ones, so far apart that no two meet, which `times` of the
+    engine alone say, and streams that begin together. No sequence is longer than three quarters of `max_model_len`."""
+
+    def __init__(
+        self, tokenizer: tokenizers.Tokenizer, max_model_len: int, times: ServiceTimes, sizes: Sizes
+    ) -> None:
+        self.sizes = sizes
+        self._tokenizer = tokenizer
+        self._prompt_as = prompts_as(tokenizer)
+        self._most_prompt, self._most_output = max_model_len // 2, max_model_len // 4
+        self._times = times
+
+    def singles(self, prompt: int, seed: int) -> list[PlannedRequest]:
+        """One after the other, each with `prompt` tokens."""
+        prompt = min(prompt, self._most_prompt)
+        prompt_s, token_s = self._times.step_s(of_chunk(prompt)), self._times.step_s(of_sequences([prompt]))
+        pacing = Pacing(Process.CONSTANT, 1 / (0.05 + 1.5 * prompt_s + 5 * token_s))
+        return schedule(self._made(prompt, SINGLE_OUTPUT, self.sizes.singles, seed), pacing, seed)
+
+    def streams(self, count: int, output: int, seed: int) -> list[PlannedRequest]:
+        """So many at once, each with `output` tokens."""
+        return schedule(self._made(STREAM_PROMPT, output, count, seed), Pacing(Process.BURST), seed)
+
+    def _made(self, prompt: int, output: int, count: int, seed: int) -> list[PlannedRequest]:
+        lengths = RandomLengths(
+            input_len=min(prompt, self._most_prompt), output_len=min(output, self._most_output)
+        )
+        settings = DatasetSettings(random=lengths, prompt_as=self._prompt_as)
+        return make_requests(settings, self._tokenizer, count, seed)
+
+
+def run_loads(stand: Stand, arm: Arm, loads: OverheadLoads, say: Callable[[str], None]) -> ServedRuns:
+    """Starts the arm's server on `stand`, and sends it the loads one after the other; `say` is told which.
 
     Raises:
         ServerFault, NoServer: the server does not start, or ended meanwhile.
         OverheadsNotMeasured: not all requests were completed.
     """
-    long, prompt_as = min(LONG_PROMPT, max_model_len // 2), prompts_as(tokenizer)
 
-    def made(prompt: int, output: int, count: int, seed: int) -> list[PlannedRequest]:
-        lengths = RandomLengths(
-            input_len=min(prompt, max_model_len // 2), output_len=min(output, max_model_len // 4)
-        )
-        settings = DatasetSettings(random=lengths, prompt_as=prompt_as)
-        return make_requests(settings, tokenizer, count, seed)
+    def load(requests: Sequence[PlannedRequest], name: str) -> Loaded:
+        say(f"through a server ({arm.name}): {name}")
+        return _load(stand, arm, requests, name.replace(" ", "-"))
 
-    def alone(prompt: int, seed: int) -> list[PlannedRequest]:
-        apart_s = 0.05 + 1.5 * times.step_s(of_chunk(prompt)) + 5 * times.step_s(of_sequences([prompt]))
-        pacing = Pacing(Process.CONSTANT, 1 / apart_s)
-        return schedule(made(prompt, SINGLE_OUTPUT, sizes.singles, seed), pacing, seed)
+    load(loads.streams(2, 4, 1), "a first load that does not count")
+    return ServedRuns(
+        short=load(loads.singles(SHORT_PROMPT, 2), "short prompts"),
+        long=load(loads.singles(LONG_PROMPT, 3), "long prompts"),
+        streams={
+            count: load(loads.streams(count, STREAM_OUTPUT, 10 + count), f"{count} streams")
+            for count in loads.sizes.streams
+        },
+    )
 
-    def burst(count: int, output: int, seed: int) -> list[PlannedRequest]:
-        return schedule(made(STREAM_PROMPT, output, count, seed), Pacing(Process.BURST), seed)
 
-    role = (Role.DECODE if arm.num_workers > 1 else Role.COLOCATED).value
-
-    with Stand(Hardware(common, KV_TOKENS, block_size), folder) as stand:
-
-        def load(requests: Sequence[PlannedRequest], slot: str) -> Loaded:
-            say(f"through a server ({arm.name}): {slot}")
-            before, before_s = stand.counts(arm), stand.coordinator_cpu_s(arm)
-            run = _checked(stand.load(arm, requests, slot.replace(" ", "-")).run)
-            coordinator_s = stand.coordinator_cpu_s(arm) - before_s
-            senders_s = sum(sender.cpu_share for sender in run.senders) * run.duration_s
-            after = stand.counts(arm)
-            steps, step_s = (
-                after.total(name, role=role) - before.total(name, role=role)
-                for name in ("steps_total", "step_seconds_total")
-            )
-            return Loaded(run, steps, step_s, coordinator_s + senders_s)
-
-        load(burst(2, 4, 1), "a first load that does not count")
-        short = load(alone(SHORT_PROMPT, 2), "short prompts")
-        long_prompts = load(alone(long, 3), "long prompts")
-        streams = {
-            count: load(burst(count, STREAM_OUTPUT, 10 + count), f"{count} streams")
-            for count in sizes.streams
-        }
-        return ServedRuns(short, long_prompts, streams)
+def _load(stand: Stand, arm: Arm, requests: Sequence[PlannedRequest], slot: str) -> Loaded:
+    decoding = (Role.DECODE if arm.num_workers > 1 else Role.COLOCATED).value
+    before, before_s = stand.counts(arm), stand.coordinator_cpu_s(arm)
+    run = _checked(stand.load(arm, requests, slot).run)
+    coordinator_s = stand.coordinator_cpu_s(arm) - before_s
+    senders_s = sum(sender.cpu_share for sender in run.senders) * run.duration_s
+    after = stand.counts(arm)
+    steps, step_s = (
+        after.total(name, role=decoding) - before.total(name, role=decoding)
+        for name in ("steps_total", "step_seconds_total")
+    )
+    return Loaded(run, steps, step_s, coordinator_s + senders_s)
 
 
 def _checked(run: Run) -> Run:

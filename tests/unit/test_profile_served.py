@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import msgspec
 import pytest
+from support.made_profiles import made_profile
+from support.made_tokenizers import byte_level
 
 from twinpool.bench.serving.record import (
     Chunk,
@@ -16,7 +19,9 @@ from twinpool.bench.serving.record import (
     Stage,
     TokenCount,
 )
-from twinpool.planner.profile.served import Loaded, ServedRuns, served_of
+from twinpool.planner.profile.fitted_times import FittedTimes
+from twinpool.planner.profile.served import QUICK, Loaded, OverheadLoads, ServedRuns, served_of
+from twinpool.planner.step_shape import of_chunk, of_sequences
 
 BETWEEN_S, SEQUENCE_S, STEP_CPU_S, TOKEN_CPU_S = 1e-4, 2e-5, 6e-4, 9e-5
 REQUEST_S, TOKEN_S, CONTROL_S, DELIVER_S, HANDOFF_S, LAST_LAYER_S = 2e-3, 1e-6, 3e-4, 2e-4, 1e-3, 4e-4
@@ -103,3 +108,15 @@ def test_steps_between_which_nothing_passes_add_nothing() -> None:
     runs = ServedRuns(*singles(), {4: streams(4, between_s=-0.01)})
     found = served_of(runs, lambda _: LAST_LAYER_S, shares_cores=False)
     assert (found.steps.step_s, found.steps.sequence_s) == (0.0, 0.0)
+
+
+def test_single_requests_are_over_before_the_next_one_comes_and_streams_begin_together() -> None:
+    times = FittedTimes(made_profile())
+    loads = OverheadLoads(byte_level(), 256, times, QUICK)
+    alone, together = loads.singles(512, 1), loads.streams(8, 200, 1)
+    apart_s = {round(after.at_s - before.at_s, 9) for before, after in itertools.pairwise(alone)}
+    assert len(alone) == QUICK.singles
+    assert min(apart_s) > times.step_s(of_chunk(128)) + 3 * times.step_s(of_sequences([131]))
+    assert [request.at_s for request in together] == [0.0] * 8
+    assert {request.input_tokens for request in alone} == {128}, "half of what the model takes"
+    assert {request.output_tokens for request in together} == {64}, "a quarter of that"
