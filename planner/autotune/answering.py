@@ -13,7 +13,7 @@ from twinpool.planner.autotune.predicting import Aim, predict
 from twinpool.planner.autotune.questions import Answer, Question
 from twinpool.planner.autotune.words import Split
 from twinpool.planner.plan.capacity import KvCapacity
-from twinpool.planner.plan.layouts import Fleet, WorkerKind
+from twinpool.planner.plan.layouts import LayoutSpace, WorkerKind
 from twinpool.planner.plan.simulated import simulated
 from twinpool.planner.profile.fitted_times import FittedTimes
 from twinpool.prefill_pool.core import TOKEN_BUDGET
@@ -21,13 +21,13 @@ from twinpool.prefill_pool.core import TOKEN_BUDGET
 MACHINE = "the server's machine"
 
 
-def fleet_of(question: Question) -> Fleet:
+def space_of(question: Question) -> LayoutSpace:
     """Workers as the server has them. Raises ConfigError."""
     times = FittedTimes(question.profile, question.transport)
     kv_bytes = question.num_blocks * question.kv.block_bytes
     capacity = KvCapacity(question.kv, 1, kv_bytes, 0, kv_bytes, question.num_blocks)
     budget = question.scheduler.token_budget or TOKEN_BUDGET
-    return Fleet(
+    return LayoutSpace(
         kinds={1: WorkerKind(times, capacity)},
         kv=question.kv,
         max_model_len=question.max_model_len,
@@ -50,7 +50,7 @@ def answer(question: Question) -> Answer:
         prediction = predict(
             question.traffic,
             Split(question.prefill, question.decode),
-            fleet_of(question),
+            space_of(question),
             Aim(question.slo, question.attainment),
             simulated,
             sizes=question.sizes,

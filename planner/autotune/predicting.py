@@ -15,7 +15,7 @@ from twinpool.coordinator.routing import CHUNK_TOKENS
 from twinpool.planner.autotune.words import Figures, Forecast, PastTraffic, Prediction, Sizes, Split
 from twinpool.planner.plan.bounds import bound
 from twinpool.planner.plan.experiments import Laboratory, Point, Setting, Simulate
-from twinpool.planner.plan.layouts import Fleet, Layout
+from twinpool.planner.plan.layouts import Layout, LayoutSpace
 from twinpool.planner.plan.rates import grid_rate, interval_of, nearest_place
 from twinpool.planner.plan.search import MOST_TRIED, NEARLY
 from twinpool.planner.plan.study import FIRST_RATIO, ROUGH_WIDTH
@@ -51,7 +51,7 @@ def shapes_of(traffic: PastTraffic, max_model_len: int) -> list[Shape]:
 def predict(
     past: PastTraffic,
     present: Split,
-    fleet: Fleet,
+    space: LayoutSpace,
     aim: Aim,
     simulate: Simulate,
     *,
@@ -68,8 +68,8 @@ def predict(
     Raises:
         ConfigError: nothing can be said of such traffic; the message says why.
     """
-    traffic = traffic_of(shapes_of(past, fleet.max_model_len), past.rate_per_s, "the last minutes")
-    return _Search(traffic, present, fleet, aim, simulate, sizes, replications, most_requests, seed).run()
+    traffic = traffic_of(shapes_of(past, space.max_model_len), past.rate_per_s, "the last minutes")
+    return _Search(traffic, present, space, aim, simulate, sizes, replications, most_requests, seed).run()
 
 
 def other_size(size: int, capacity_per_s: float, rate_per_s: float, sizes: Sizes | None) -> int | None:
@@ -93,7 +93,7 @@ class _Search:
 
     traffic: Traffic
     present: Split
-    fleet: Fleet
+    space: LayoutSpace
     aim: Aim
     simulate: Simulate
     sizes: Sizes | None
@@ -125,9 +125,9 @@ class _Search:
 
     def _best(self, size: int, present: Layout | None = None) -> Layout:
         """Of so many workers; `present` where another one is not better."""
-        layouts = list(self.fleet.splits(size))
+        layouts = list(self.space.splits(size))
         for layout in layouts:
-            self.bounds[layout] = bound(self.fleet, layout, self.lengths, self.aim.slo).rate_per_s
+            self.bounds[layout] = bound(self.space, layout, self.lengths, self.aim.slo).rate_per_s
         tried = sorted(layouts, key=lambda each: (-self.bounds[each], each))[:MOST_TRIED]
         best = present or tried[0]
         self._search(best)
@@ -177,7 +177,7 @@ class _Search:
         )
 
     def _setting(self, layout: Layout) -> Setting:
-        return Setting(layout.name, self.fleet.deployment(layout), self.traffic, self.num_requests)
+        return Setting(layout.name, self.space.deployment(layout), self.traffic, self.num_requests)
 
 
 def _figures(point: Point) -> Figures:

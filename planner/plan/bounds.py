@@ -15,7 +15,7 @@ from enum import StrEnum
 from twinpool.bench.serving.distributions import percentile
 from twinpool.bench.serving.slo import Slo
 from twinpool.config import Role, SchedulerConfig
-from twinpool.planner.plan.layouts import Fleet, Layout, WorkerKind
+from twinpool.planner.plan.layouts import Layout, LayoutSpace, WorkerKind
 from twinpool.planner.plan.traffic import Lengths
 from twinpool.planner.step_shape import StepShape, of_chunk, of_sequences, together
 from twinpool.planner.times.service_times import Overheads
@@ -74,38 +74,40 @@ class _Workers:
         return self.step_s(shape) / self.num_computing(shape)
 
 
-def bounds(fleet: Fleet, layout: Layout, lengths: Lengths, slo: Slo) -> tuple[Bound, ...]:
+def bounds(space: LayoutSpace, layout: Layout, lengths: Lengths, slo: Slo) -> tuple[Bound, ...]:
     """Of each pool and, where KV travels, of its links."""
-    share_cores = fleet.machine is not None
+    share_cores = space.machine is not None
     if not layout.is_split:
-        workers = _Workers(fleet.kinds[layout.decode_tp], layout.colocated, share_cores)
-        return (_colocated(workers, fleet.deployment(layout).pools[0].scheduler, lengths, slo),)
-    prefill = _Workers(fleet.kinds[layout.prefill_tp], layout.prefill, share_cores)
-    decode = _Workers(fleet.kinds[layout.decode_tp], layout.decode, share_cores)
-    if fleet.decode.hybrid:
-        return (_hybrid((prefill, decode), fleet.decode, lengths, slo),)
-    bytes_sent = round(lengths.input_tokens * fleet.kv.token_bytes)
+        workers = _Workers(space.kinds[layout.decode_tp], layout.colocated, share_cores)
+        return (_colocated(workers, space.deployment(layout).pools[0].scheduler, lengths, slo),)
+    prefill = _Workers(space.kinds[layout.prefill_tp], layout.prefill, share_cores)
+    decode = _Workers(space.kinds[layout.decode_tp], layout.decode, share_cores)
+    if space.decode.hybrid:
+        return (_hybrid((prefill, decode), space.decode, lengths, slo),)
+    bytes_sent = round(lengths.input_tokens * space.kv.token_bytes)
     transfer_s = prefill.kind.times.transfer_s(bytes_sent)
     num_links = min(layout.prefill, layout.decode)
     link = Bound(Role.PREFILL, num_links / transfer_s if transfer_s else float("inf"), Limit.LINK)
     return (
-        _prefill(prefill, fleet.prefill, lengths),
-        _decode(decode, fleet.decode, lengths, slo),
+        _prefill(prefill, space.prefill, lengths),
+        _decode(decode, space.decode, lengths, slo),
         link,
     )
 
 
-def bound(fleet: Fleet, layout: Layout, lengths: Lengths, slo: Slo) -> Bound:
+def bound(space: LayoutSpace, layout: Layout, lengths: Lengths, slo: Slo) -> Bound:
     """The least of them."""
-    return min(bounds(fleet, layout, lengths, slo), key=lambda each: each.rate_per_s)
+    return min(bounds(space, layout, lengths, slo), key=lambda each: each.rate_per_s)
 
 
-def accelerator_seconds(fleet: Fleet, layout: Layout, lengths: Lengths, slo: Slo) -> tuple[float, float]:
+def accelerator_seconds(
+    space: LayoutSpace, layout: Layout, lengths: Lengths, slo: Slo
+) -> tuple[float, float]:
     """What a request takes of accelerators in prefill and in decode where steps are as full as they may be: how the
     cost of colocated workers is shared out."""
     prefill_tp = layout.prefill_tp if layout.is_split else layout.decode_tp
-    prefill = _prefill(_Workers(fleet.kinds[prefill_tp], 1), fleet.prefill, lengths)
-    decode = _decode(_Workers(fleet.kinds[layout.decode_tp], 1), fleet.decode, lengths, slo)
+    prefill = _prefill(_Workers(space.kinds[prefill_tp], 1), space.prefill, lengths)
+    decode = _decode(_Workers(space.kinds[layout.decode_tp], 1), space.decode, lengths, slo)
     return prefill_tp / prefill.rate_per_s, layout.decode_tp / decode.rate_per_s if decode.rate_per_s else 0.0
 
 

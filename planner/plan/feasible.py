@@ -10,7 +10,7 @@ from twinpool.bench.serving.datasets.shapes import Shape
 from twinpool.bench.serving.slo import Slo
 from twinpool.errors import ConfigError
 from twinpool.planner.plan.bounds import itl_floors_s, quantile_s, share_within, ttft_floors_s
-from twinpool.planner.plan.layouts import Fleet, accelerators
+from twinpool.planner.plan.layouts import LayoutSpace, accelerators
 from twinpool.planner.plan.traffic import new_tokens
 from twinpool.planner.times.service_times import Overheads
 
@@ -25,7 +25,7 @@ class Floors:
     """The least that requests take each alone on an idle worker whose prefix cache holds all that it could, by TP
     degree: by its service times, and by its data sheet."""
 
-    fleet: Fleet
+    space: LayoutSpace
     prompts: list[tuple[int, int]]
     contexts: list[int]
     _ttft: dict[tuple[int, bool], list[float]] = field(default_factory=dict)
@@ -35,15 +35,15 @@ class Floors:
         """Of some requests, evenly chosen, ascending; empty if the data sheet is not known."""
         key = (degree, by_data_sheet)
         if key not in self._ttft:
-            kind, fleet = self.fleet.kinds[degree], self.fleet
+            kind, space = self.space.kinds[degree], self.space
             if not by_data_sheet:
-                budget = max([fleet.prefill.token_budget or 1, *fleet.token_budgets])
+                budget = max([space.prefill.token_budget or 1, *space.token_budgets])
                 step_s, extra = kind.times.step_s, kind.times.overheads
                 self._ttft[key] = ttft_floors_s(step_s, extra, budget, self.prompts)
             elif kind.floor is None:
                 self._ttft[key] = []
             else:
-                whole = fleet.max_model_len
+                whole = space.max_model_len
                 self._ttft[key] = ttft_floors_s(kind.floor.floor_s, Overheads(), whole, self.prompts)
         return self._ttft[key]
 
@@ -51,7 +51,7 @@ class Floors:
         """Likewise."""
         key = (degree, by_data_sheet)
         if key not in self._itl:
-            kind = self.fleet.kinds[degree]
+            kind = self.space.kinds[degree]
             if not by_data_sheet:
                 self._itl[key] = itl_floors_s(kind.times.step_s, self.contexts)
             else:
@@ -63,20 +63,20 @@ class Floors:
         return share_within(self.ttft_s(degree), slo.ttft_s) >= attainment
 
 
-def floors_of(fleet: Fleet, shapes: Sequence[Shape]) -> Floors:
+def floors_of(space: LayoutSpace, shapes: Sequence[Shape]) -> Floors:
     """Of some of the requests."""
     new = [int(count) for count in new_tokens(shapes)]
     prompts = [(count, shape.input_tokens - count) for count, shape in zip(new, shapes, strict=True)]
     contexts = [shape.input_tokens + shape.output_tokens // 2 for shape in shapes if shape.output_tokens > 1]
-    return Floors(fleet, _some(prompts), _some(contexts))
+    return Floors(space, _some(prompts), _some(contexts))
 
 
 def refuse_impossible(floors: Floors, slo: Slo, attainment: float, budget: int) -> None:
     """Raises ConfigError if the budget holds no worker, or if too many requests miss an objective even alone on an
     idle worker of the best TP degree that the budget holds."""
-    degrees = [degree for degree in sorted(floors.fleet.kinds) if degree <= budget]
+    degrees = [degree for degree in sorted(floors.space.kinds) if degree <= budget]
     if not degrees:
-        fewest = min(floors.fleet.kinds)
+        fewest = min(floors.space.kinds)
         raise ConfigError(
             f"--budget is {budget}, and one worker takes {accelerators(fewest)} (its TP degree); say --budget "
             f"{fewest} or more"
@@ -92,7 +92,7 @@ def refuse_impossible(floors: Floors, slo: Slo, attainment: float, budget: int) 
             if least is None or bound_s is None or least[0] <= bound_s:
                 continue
             seconds, degree = least
-            times = floors.fleet.kinds[degree].times.name
+            times = floors.space.kinds[degree].times.name
             by = "its data sheet's roofline" if by_data_sheet else f"its service times ({times})"
             raise ConfigError(
                 f"--slo {name}={1e3 * bound_s:g}ms is below the floor: {attainment:.0%} of the requests take up to "

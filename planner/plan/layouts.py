@@ -76,8 +76,8 @@ class WorkerKind:
 
 
 @dataclass(frozen=True, slots=True)
-class Fleet:
-    """What layouts are made of: a kind of worker for each TP degree, and the settings that all layouts share.
+class LayoutSpace:
+    """All layouts of some hardware: a kind of worker for each TP degree, and the settings that all of them share.
 
     `token_budgets` are those that colocated workers may have. `machine`: see `Pool`. Without `can_split` nobody knows
     how long KV takes from one worker to another. Where `decode` is hybrid, the workers of both pools of a split are.
@@ -109,7 +109,7 @@ class Fleet:
         kind = self.kinds[degree]
         return Pool(role, count, kind.times, kind.capacity.num_blocks, scheduler, degree, self.machine)
 
-    def with_more_kv(self, factor: float) -> Fleet:
+    def with_more_kv(self, factor: float) -> LayoutSpace:
         """With so many times the blocks for decode and colocated workers (and for prefill, which they do not bind)."""
         kinds = {
             degree: replace(

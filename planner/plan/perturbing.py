@@ -12,7 +12,7 @@ from twinpool.bench.serving.slo import Slo
 from twinpool.config import Role
 from twinpool.planner.plan.bounds import bound
 from twinpool.planner.plan.experiments import Setting
-from twinpool.planner.plan.layouts import Fleet, Layout
+from twinpool.planner.plan.layouts import Layout, LayoutSpace
 from twinpool.planner.plan.rates import change_of
 from twinpool.planner.plan.study import Study
 
@@ -58,7 +58,7 @@ class Effect:
 
 def perturb(study: Study, layout: Layout, found: list[Effect]) -> None:
     """Adds the effect of each change to `found`, as they come. The layout's own rates must be sure."""
-    fleet, slo = study.fleet, study.question.slo
+    space, slo = study.space, study.question.slo
     for change in _changes(layout):
         match change:
             case Change.KV:
@@ -67,7 +67,7 @@ def perturb(study: Study, layout: Layout, found: list[Effect]) -> None:
                     note = f"not tried: {percent(most)} were in use at most, up to the highest rate"
                     found.append(Effect(change, None, note=note))
                 else:
-                    found.append(_effect(study, layout, change, fleet=fleet.with_more_kv(MORE)))
+                    found.append(_effect(study, layout, change, space=space.with_more_kv(MORE)))
             case Change.ITL:
                 if slo.itl_p99_s is not None or slo.tpot_s is not None:
                     found.append(_effect(study, layout, change, slo=_looser(slo, "itl_p99_s", "tpot_s")))
@@ -121,16 +121,16 @@ def _effect(
     change: Change,
     *,
     made: Layout | None = None,
-    fleet: Fleet | None = None,
+    space: LayoutSpace | None = None,
     slo: Slo | None = None,
 ) -> Effect:
-    """Of another layout, fleet or objective, by the same requests as the layout's own rates."""
+    """Of another layout, space or objective, by the same requests as the layout's own rates."""
     own, to, objective = study.setting(layout), made or layout, slo or study.question.slo
-    name = own.name if fleet is None else f"{own.name}, {change.value}"
+    name = own.name if space is None else f"{own.name}, {change.value}"
     setting = Setting(
-        to.name if made else name, (fleet or study.fleet).deployment(to), own.traffic, own.num_requests
+        to.name if made else name, (space or study.space).deployment(to), own.traffic, own.num_requests
     )
-    most = bound(fleet or study.fleet, to, study.lengths, objective).rate_per_s
+    most = bound(space or study.space, to, study.lengths, objective).rate_per_s
     expected = most / study.bound(layout).rate_per_s
     before = study.sure[layout][:REPLICATIONS]
     after: list[float] = []

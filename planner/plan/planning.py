@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from twinpool.bench.reports.words import percent
 from twinpool.planner.plan.experiments import Setting, Simulate
-from twinpool.planner.plan.layouts import Fleet, Layout
+from twinpool.planner.plan.layouts import Layout, LayoutSpace
 from twinpool.planner.plan.perturbing import Effect, perturb
 from twinpool.planner.plan.result import Case, PoolUse
 from twinpool.planner.plan.search import Search
@@ -29,7 +29,7 @@ class Planning:
     """A plan in the making. `run` may be interrupted by Ctrl-C; `plan` tells what is known by then."""
 
     question: Question
-    fleet: Fleet
+    space: LayoutSpace
     simulate: Simulate
     model: str = ""
     price_per_hour: float | None = None
@@ -46,7 +46,7 @@ class Planning:
 
     def __post_init__(self) -> None:
         """Raises ConfigError if no layout can do it."""
-        self.study = Study(self.question, self.fleet, self.simulate, self.say)
+        self.study = Study(self.question, self.space, self.simulate, self.say)
         self.search = Search(self.study)
 
     @property
@@ -94,7 +94,7 @@ class Planning:
                 note = f"nothing is served: no {role} worker is left"
                 self.cases.append(Case(name=name, rate_per_s=rate, note=note))
             else:
-                deployment = self.fleet.deployment(less)
+                deployment = self.space.deployment(less)
                 self._case(name, Setting(less.name, deployment, own.traffic, own.num_requests), rate)
 
     def _case(self, name: str, setting: Setting, rate: float) -> None:
@@ -147,7 +147,7 @@ class Planning:
     def _hold_against_roofline(self) -> None:
         study, lengths = self.study, self.study.lengths
         for layout in study.rough:
-            floor = self.fleet.kinds[layout.decode_tp].floor
+            floor = self.space.kinds[layout.decode_tp].floor
             if floor is not None:
                 refuse_faster_plan(
                     self.question.attainment * (study.rate(layout) or 0.0),

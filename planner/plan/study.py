@@ -15,7 +15,7 @@ from twinpool.config import require
 from twinpool.planner.plan.bounds import Bound, bound, bounds
 from twinpool.planner.plan.experiments import Laboratory, Setting, Simulate
 from twinpool.planner.plan.feasible import Floors, floors_of, refuse_impossible
-from twinpool.planner.plan.layouts import Fleet, Layout
+from twinpool.planner.plan.layouts import Layout, LayoutSpace
 from twinpool.planner.plan.rates import change_of, grid_rate, interval_of, nearest_place
 from twinpool.planner.plan.traffic import Lengths, Traffic, lengths_of
 
@@ -79,7 +79,7 @@ class Study:
     the rate of those that are `pruned` was not searched for."""
 
     question: Question
-    fleet: Fleet
+    space: LayoutSpace
     simulate: Simulate
     say: Callable[[str], None] = lambda _: None
     rough: dict[Layout, float] = field(default_factory=dict)
@@ -95,7 +95,7 @@ class Study:
     def __post_init__(self) -> None:
         """Raises ConfigError if no layout can do it, whatever the rate."""
         question = self.question
-        self.floors = floors_of(self.fleet, question.traffic.shapes)
+        self.floors = floors_of(self.space, question.traffic.shapes)
         refuse_impossible(self.floors, question.slo, question.attainment, question.budget)
         self.lengths = lengths_of(question.traffic.shapes)
         self.lab = Laboratory(self.simulate, question.attainment, question.seed, question.effort, self.say)
@@ -105,12 +105,12 @@ class Study:
     def bound(self, layout: Layout) -> Bound:
         """The least of the layout's bounds."""
         if layout not in self._bounds:
-            self._bounds[layout] = bound(self.fleet, layout, self.lengths, self.question.slo)
+            self._bounds[layout] = bound(self.space, layout, self.lengths, self.question.slo)
         return self._bounds[layout]
 
     def all_bounds(self, layout: Layout) -> tuple[Bound, ...]:
         """Of each of its pools."""
-        return bounds(self.fleet, layout, self.lengths, self.question.slo)
+        return bounds(self.space, layout, self.lengths, self.question.slo)
 
     def layouts(self, size: int) -> list[Layout]:
         """All of so many accelerators that may meet the objectives, the highest bound first."""
@@ -118,7 +118,7 @@ class Study:
             question = self.question
             found = [
                 layout
-                for layout in (*self.fleet.splits(size), *self.fleet.colocated(size))
+                for layout in (*self.space.splits(size), *self.space.colocated(size))
                 if self.floors.allows(
                     layout.prefill_tp if layout.is_split else layout.decode_tp,
                     question.slo,
@@ -135,7 +135,7 @@ class Study:
     def setting(self, layout: Layout, share: float = 1.0) -> Setting:
         """How it is simulated: with that share of a stretch."""
         count = max(_FEWEST_REQUESTS, round(share * self.num_requests(layout.num_accelerators)))
-        return Setting(layout.name, self.fleet.deployment(layout), self.question.traffic, count)
+        return Setting(layout.name, self.space.deployment(layout), self.question.traffic, count)
 
     def short_setting(self, layout: Layout) -> Setting:
         """How it is simulated at first."""

@@ -45,7 +45,7 @@ def plan_of(planning: Planning) -> Plan:
     )
     return Plan(
         model=planning.model,
-        times=tuple(dict.fromkeys(kind.times.name for kind in planning.fleet.kinds.values())),
+        times=tuple(dict.fromkeys(kind.times.name for kind in planning.space.kinds.values())),
         slo=str(question.slo),
         attainment=question.attainment,
         budget=question.budget,
@@ -88,9 +88,9 @@ def _traffic(planning: Planning) -> TrafficFacts:
 
 
 def _memory(planning: Planning) -> Iterator[Memory]:
-    lengths, longest = planning.study.lengths, planning.fleet.max_model_len
+    lengths, longest = planning.study.lengths, planning.space.max_model_len
     typical = lengths.median_input + lengths.median_output
-    for degree, kind in sorted(planning.fleet.kinds.items()):
+    for degree, kind in sorted(planning.space.kinds.items()):
         capacity = kind.capacity
         yield Memory(
             tp=degree,
@@ -171,10 +171,10 @@ def _costs(planning: Planning, layout: Layout) -> Iterator[CostRow]:
     capacity = study.rate(layout) or 0.0
     if price is None or capacity <= 0:
         return
-    if layout.is_split and not planning.fleet.decode.hybrid:
+    if layout.is_split and not planning.space.decode.hybrid:
         prefill, decode = float(layout.prefill * layout.prefill_tp), float(layout.decode * layout.decode_tp)
     else:
-        prefill, decode = accelerator_seconds(planning.fleet, layout, study.lengths, planning.question.slo)
+        prefill, decode = accelerator_seconds(planning.space, layout, study.lengths, planning.question.slo)
     whole = layout.num_accelerators / capacity / (prefill + decode)
     work = RequestWork(prefill * whole, decode * whole)
     wanted = planning.question.traffic.rate_per_s
@@ -245,7 +245,7 @@ def _verdict(planning: Planning, layout: Layout) -> str:
         fewest = ", the fewest that were found to serve it" if planning.search.finalists else ""
         return f"{serves}; the traffic is {number(wanted)}: {headroom} headroom with {accelerators(count)}{fewest}."
     remedy = ""
-    if rate and planning.fleet.machine is not None:  # more workers would share the cores that these have
+    if rate and planning.space.machine is not None:  # more workers would share the cores that these have
         remedy = f"; some {math.ceil(wanted / rate)} such machines would"
     elif rate:
         needed = math.ceil(count * wanted / rate)
@@ -258,8 +258,8 @@ def _without_comparison(planning: Planning, layout: Layout) -> str:
     study, budget = planning.study, planning.question.budget
     splits = [each for each in (*study.rough, *study.pruned) if each.is_split]
     if not splits:
-        fewest = 2 * min(planning.fleet.kinds)
-        if not planning.fleet.can_split:
+        fewest = 2 * min(planning.space.kinds)
+        if not planning.space.can_split:
             return "No split was tried: the profile has no transfers, so nobody knows what moving KV takes."
         if budget < fewest:
             return f"No split was tried: it takes {fewest} accelerators at least (--budget {fewest})."
@@ -288,7 +288,7 @@ def _notes(planning: Planning, layout: Layout) -> Iterator[str]:
             f"{layout.name} held its objectives at every rate up to its bound in closed form: stretches of {had:,} "
             f"requests ({number(lasts_s)} s) do not show where it ends, so that is an upper end."
         )
-    if planning.fleet.decode.hybrid and planning.fleet.can_split:
+    if planning.space.decode.hybrid and planning.space.can_split:
         yield "The workers of split layouts are hybrids: those of both pools also take whole requests."
     if planning.was_interrupted:
         yield "Interrupted: this is what was known by then."

@@ -11,7 +11,7 @@ from twinpool.config import SchedulerConfig
 from twinpool.layout import Dtype
 from twinpool.planner.plan.bounds import bound
 from twinpool.planner.plan.capacity import DeviceMemory, kv_capacity
-from twinpool.planner.plan.layouts import Fleet, Layout, WorkerKind
+from twinpool.planner.plan.layouts import Layout, LayoutSpace, WorkerKind
 from twinpool.planner.plan.traffic import lengths_of
 from twinpool.planner.published.figures import Direction, Result
 from twinpool.planner.published.stands import BLOCK_TOKENS, MAX_NUM_SEQS, WHOLE_PROMPTS
@@ -38,10 +38,10 @@ def ratios(public_data: Path) -> Result:
     capacity = kv_capacity(kv, weight_bytes, 8, DeviceMemory(_A800.memory_bytes), longest)
     scheduler = SchedulerConfig(token_budget=WHOLE_PROMPTS, max_num_seqs=MAX_NUM_SEQS)
     kind = WorkerKind(Roofline(_A800, model, tp=8), capacity)
-    fleet = Fleet({8: kind}, kv, longest, scheduler, scheduler, (WHOLE_PROMPTS,))
+    space = LayoutSpace({8: kind}, kv, longest, scheduler, scheduler, (WHOLE_PROMPTS,))
     lengths = lengths_of(shapes)
     found = {
-        prefill: bound(fleet, Layout(prefill, _NUM_NODES - prefill, 0, 8, 8), lengths, _SLO)
+        prefill: bound(space, Layout(prefill, _NUM_NODES - prefill, 0, 8, 8), lengths, _SLO)
         for prefill in _PREFILL_NODES
     }
     best = max(found, key=lambda prefill: found[prefill].rate_per_s)

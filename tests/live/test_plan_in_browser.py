@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from support.browser import look
-from support.planned import Pretended, bottleneck, fleet, question
+from support.planned import Pretended, bottleneck, question, space
 
 from twinpool.bench.reports.page import write_report
 from twinpool.planner.plan.planning import Planning
@@ -15,7 +15,7 @@ from twinpool.planner.plan.telling import plan_of
 
 def test_the_map_of_layouts_is_drawn_without_an_error(tmp_path: Path) -> None:
     planning = Planning(
-        question(8.0, effort=10_000), fleet(), Pretended(bottleneck(5.0, 3.0, 1.0)), "a model"
+        question(8.0, effort=10_000), space(), Pretended(bottleneck(5.0, 3.0, 1.0)), "a model"
     )
     planning.run()
     plan = plan_of(planning)

@@ -1,4 +1,4 @@
-"""Fleets with simple service times, traffic, and a stand-in for the simulator whose capacities are known."""
+"""Spaces of layouts with simple service times, traffic, and a stand-in for the simulator whose capacities are known."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from twinpool.layout import Dtype, KVLayout
 from twinpool.planner.deployment import Deployment
 from twinpool.planner.plan.capacity import KvCapacity
 from twinpool.planner.plan.experiments import Seen, measured
-from twinpool.planner.plan.layouts import Fleet, WorkerKind
+from twinpool.planner.plan.layouts import LayoutSpace, WorkerKind
 from twinpool.planner.plan.study import Question
 from twinpool.planner.plan.traffic import Traffic, traffic_of
 from twinpool.planner.step_shape import StepShape
@@ -52,9 +52,9 @@ def kv(num_blocks: int, degree: int = 1) -> KvCapacity:
     return KvCapacity(KV, degree, num_blocks * KV.block_bytes, 0, num_blocks * KV.block_bytes, num_blocks)
 
 
-def fleet(times: Affine | None = None, num_blocks: int = 4000, degrees: Sequence[int] = (1,)) -> Fleet:
+def space(times: Affine | None = None, num_blocks: int = 4000, degrees: Sequence[int] = (1,)) -> LayoutSpace:
     kinds = {degree: WorkerKind(times or Affine(), kv(num_blocks, degree)) for degree in degrees}
-    return Fleet(
+    return LayoutSpace(
         kinds=kinds,
         kv=KV,
         max_model_len=4096,

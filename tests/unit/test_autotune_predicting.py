@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from support.planned import Affine, fleet
+from support.planned import Affine, space
 
 from twinpool.bench.serving.slo import Slo
 from twinpool.config import SchedulerConfig
@@ -14,8 +14,8 @@ from twinpool.planner.autotune.words import PastRequest, PastTraffic, Prediction
 from twinpool.planner.plan.simulated import simulated
 
 AIM = Aim(Slo(ttft_s=2.0, tpot_s=0.08), 0.9)
-FLEET = replace(
-    fleet(Affine(fixed_s=0.04, prompt_token_s=2e-3, sequence_s=2e-3), num_blocks=600),
+SPACE = replace(
+    space(Affine(fixed_s=0.04, prompt_token_s=2e-3, sequence_s=2e-3), num_blocks=600),
     token_budgets=(),
     prefill=SchedulerConfig(token_budget=512),
     decode=SchedulerConfig(max_num_seqs=16),
@@ -56,7 +56,7 @@ def test_too_few_workers_are_told_from_enough_by_simulation() -> None:
 
     def predicted(rate_per_s: float) -> Prediction:
         past = traffic(rate_per_s)
-        return predict(past, present, FLEET, AIM, simulated, sizes=sizes, replications=1, most_requests=60)
+        return predict(past, present, SPACE, AIM, simulated, sizes=sizes, replications=1, most_requests=60)
 
     heavy, light = predicted(9.0), predicted(1.0)
     assert heavy.change is None

@@ -11,7 +11,7 @@ from itertools import pairwise
 from random import Random
 
 import pytest
-from support.planned import Affine, fleet
+from support.planned import Affine, space
 
 from twinpool.bench.serving.datasets.shapes import Shape, own
 from twinpool.bench.serving.slo import Slo
@@ -47,8 +47,8 @@ ATTAINMENT = 0.9
 WINDOW_S = COOL_DOWN_S = 60.0
 TURNS_AT_S, ENDS_AT_S = 60.0, 240.0
 STRETCH_S = 30.0
-FLEET = replace(
-    fleet(Affine(fixed_s=0.04, prompt_token_s=2e-3, sequence_s=2e-3), num_blocks=600),
+SPACE = replace(
+    space(Affine(fixed_s=0.04, prompt_token_s=2e-3, sequence_s=2e-3), num_blocks=600),
     token_budgets=(),
     prefill=SchedulerConfig(token_budget=512),
     decode=SchedulerConfig(max_num_seqs=16),
@@ -86,7 +86,7 @@ def recorded(seed: int) -> list[Shape]:
 def planned_best(phase: Phase, size: int) -> Split:
     """What the planner calls best for such traffic."""
     traffic = traffic_of(trace(phase, 0.0, 120.0, seed=77))
-    study = Study(Question(traffic, SLO, ATTAINMENT, size, effort=10_000), FLEET, simulated)
+    study = Study(Question(traffic, SLO, ATTAINMENT, size, effort=10_000), SPACE, simulated)
     Search(study).survey(size)
     best = study.best(study.rough)
     assert best is not None
@@ -116,7 +116,7 @@ class Server:
         if not stretch:
             return []
         moved = [replace(shape, at_s=(shape.at_s or 0.0) - start) for shape in stretch]
-        seen = simulate(FLEET.deployment(Layout(*self.present)), moved)
+        seen = simulate(SPACE.deployment(Layout(*self.present)), moved)
         events: list[tuple[float, Event]] = []
         for outcome in seen.outcomes:
             name = f"{start:g}-{outcome.index}"
@@ -145,7 +145,7 @@ class Server:
         match command:
             case Predict(ticket, traffic, present):
                 found = predict(
-                    traffic, present, FLEET, Aim(SLO, ATTAINMENT), simulated, replications=2, most_requests=60
+                    traffic, present, SPACE, Aim(SLO, ATTAINMENT), simulated, replications=2, most_requests=60
                 )
                 self._feed(Predicted(ticket, found), self._now)
             case ChangePools(wanted):

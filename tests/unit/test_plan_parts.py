@@ -9,7 +9,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
-from support.planned import KV, SLO, Affine, Pretended, bottleneck, fleet, kv, question, requests
+from support.planned import KV, SLO, Affine, Pretended, bottleneck, kv, question, requests, space
 
 from twinpool.bench.reports.model import Interval
 from twinpool.bench.reports.page import page
@@ -21,7 +21,7 @@ from twinpool.layout import Dtype
 from twinpool.planner.plan.bounds import Limit, bound, bounds
 from twinpool.planner.plan.capacity import DeviceMemory, kv_capacity
 from twinpool.planner.plan.experiments import Setting
-from twinpool.planner.plan.layouts import Fleet, Layout, WorkerKind
+from twinpool.planner.plan.layouts import Layout, LayoutSpace, WorkerKind
 from twinpool.planner.plan.perturbing import Change, Effect
 from twinpool.planner.plan.planning import Planning
 from twinpool.planner.plan.rates import GRID, change_of, highest_rate, interval_of
@@ -106,7 +106,7 @@ def test_decode_is_bound_by_memory_slots_or_the_objective(
     changed: dict[str, int], slo: Slo, limit: Limit
 ) -> None:
     lengths = lengths_of(requests())
-    found = {each.role: each for each in bounds(fleet(**changed), Layout(1, 1), lengths, slo)}[Role.DECODE]
+    found = {each.role: each for each in bounds(space(**changed), Layout(1, 1), lengths, slo)}[Role.DECODE]
     assert found.limit is limit
     step_s = 0.005 + 1e-4 * found.num_sequences
     assert found.rate_per_s == pytest.approx(found.num_sequences / step_s / 100)
@@ -114,7 +114,7 @@ def test_decode_is_bound_by_memory_slots_or_the_objective(
 
 def test_prefills_bound_is_that_of_full_steps_and_twice_as_much_with_two_workers() -> None:
     lengths = lengths_of(requests())
-    one, two = (bound(fleet(num_blocks=100_000), Layout(x, 9), lengths, SLO) for x in (1, 2))
+    one, two = (bound(space(num_blocks=100_000), Layout(x, 9), lengths, SLO) for x in (1, 2))
     assert one.limit is Limit.PREFILL
     assert one.rate_per_s == pytest.approx(2048 / (0.005 + 0.2048) / 1000)
     assert two.rate_per_s == pytest.approx(2 * one.rate_per_s)
@@ -123,7 +123,7 @@ def test_prefills_bound_is_that_of_full_steps_and_twice_as_much_with_two_workers
 def test_what_prompts_share_takes_memory_once_so_the_bound_is_above_what_the_real_simulator_serves() -> None:
     shapes = [Shape((shared_prefix(number % 2, 896), own(number, 104)), 101) for number in range(300)]
     data, slo = traffic_of(shapes), Slo(ttft_s=1.0, itl_p99_s=0.1)
-    sharing = fleet(num_blocks=1200)
+    sharing = space(num_blocks=1200)
     apart = replace(sharing, decode=replace(sharing.decode, prefix_cache=False))
     least, most = (bound(each, Layout(1, 1), lengths_of(shapes), slo) for each in (apart, sharing))
     assert least.limit is Limit.KV
@@ -135,8 +135,8 @@ def test_what_prompts_share_takes_memory_once_so_the_bound_is_above_what_the_rea
 def test_a_slow_link_bounds_a_split() -> None:
     lengths = lengths_of(requests())
     slow = Affine(link_bytes_per_s=KV.token_bytes * 1000)
-    assert bound(fleet(slow), Layout(1, 1), lengths, SLO).limit is Limit.LINK
-    assert bound(fleet(slow), Layout(1, 1), lengths, SLO).rate_per_s == pytest.approx(1.0)
+    assert bound(space(slow), Layout(1, 1), lengths, SLO).limit is Limit.LINK
+    assert bound(space(slow), Layout(1, 1), lengths, SLO).rate_per_s == pytest.approx(1.0)
 
 
 class OnTwoCores(Affine):
@@ -150,7 +150,7 @@ class OnTwoCores(Affine):
     "made", [lambda count: Layout(0, 0, count, 1, 1, 1024), lambda count: Layout(count, 99)]
 )
 def test_workers_beyond_the_cores_that_they_share_raise_no_bound(made: Callable[[int], Layout]) -> None:
-    apart = fleet(OnTwoCores(), num_blocks=100_000)
+    apart = space(OnTwoCores(), num_blocks=100_000)
     lengths = lengths_of(requests())
     for machine, most in ((None, 3), ("here", 2)):
         rates = [
@@ -163,12 +163,12 @@ def test_workers_beyond_the_cores_that_they_share_raise_no_bound(made: Callable[
 def test_a_colocated_worker_is_bound_by_the_budget_or_the_objective() -> None:
     lengths = lengths_of(requests())
     budgets = {
-        b: bound(fleet(num_blocks=100_000), Layout(0, 0, 1, 1, 1, b), lengths, SLO) for b in (256, 1024)
+        b: bound(space(num_blocks=100_000), Layout(0, 0, 1, 1, 1, b), lengths, SLO) for b in (256, 1024)
     }
     assert budgets[256].limit is Limit.BUDGET
     assert budgets[1024].limit is Limit.ITL
     # B sequences and 10·B prompt tokens: 5 ms + 1.1 ms · B within 50 ms.
-    tight = bound(fleet(), Layout(0, 0, 1, 1, 1, 1024), lengths, Slo(tpot_s=0.05))
+    tight = bound(space(), Layout(0, 0, 1, 1, 1, 1024), lengths, Slo(tpot_s=0.05))
     assert tight.num_sequences == 40
     assert tight.step_s == pytest.approx(0.049)
 
@@ -221,7 +221,7 @@ def test_a_search_takes_logarithmically_many_simulations(capacity: float, start:
 def test_a_hybrid_pair_is_bounded_by_the_better_of_mixed_steps_and_of_divided_time() -> None:
     """Prefill alone does 9.8 requests/s and decode 72: two workers whose time is divided 17.2, mixed steps 16.3."""
     lengths = lengths_of(requests())
-    split = fleet(num_blocks=100_000)
+    split = space(num_blocks=100_000)
     split = replace(split, decode=replace(split.decode, token_budget=2048))
     hybrid = replace(split, decode=replace(split.decode, hybrid=True))
     divided = bound(hybrid, Layout(1, 1), lengths, SLO)
@@ -254,7 +254,7 @@ def effect(change: Change, low: float, high: float, layout: str = "") -> Effect:
 
 def test_what_binds_is_what_helps_most_and_the_closed_form_speaks_only_where_nothing_was_tried() -> None:
     lengths = lengths_of(requests())
-    known = bounds(fleet(), Layout(1, 1), lengths, SLO)
+    known = bounds(space(), Layout(1, 1), lengths, SLO)
     more = [effect(Change.PREFILL, -0.03, -0.01, "2P1D"), effect(Change.DECODE, 0.2, 0.3, "1P2D")]
     kv_bound = constraint(True, [*more, effect(Change.KV, 0.1, 0.2), effect(Change.ITL, 0.0, 0.1)], known)
     assert kv_bound is not None
@@ -304,7 +304,7 @@ def test_an_objective_that_is_none_is_refused(pair: str) -> None:
 
 def test_the_page_has_the_map_with_its_best_cell_and_loads_nothing() -> None:
     planning = Planning(
-        question(8.0, effort=20_000), fleet(), Pretended(bottleneck(5.0, 3.0, 1.0)), "a <model>"
+        question(8.0, effort=20_000), space(), Pretended(bottleneck(5.0, 3.0, 1.0)), "a <model>"
     )
     planning.run()
     plan = plan_of(planning)
@@ -326,12 +326,12 @@ def test_the_real_simulator_serves_with_two_prefill_workers_what_one_cannot() ->
     """Prompts of 256 tokens: a prefill worker does some 38 requests/s by its closed form, a decode worker many more."""
     data = traffic_of(requests(150, input_tokens=256, output_tokens=9))
     slo = Slo(ttft_s=0.3, itl_p99_s=0.03)
-    lab = Planning(Question(data, slo, budget=3), fleet(), simulated, "a model").study.lab
-    prefill = bound(fleet(), Layout(1, 1), lengths_of(data.shapes), slo)
+    lab = Planning(Question(data, slo, budget=3), space(), simulated, "a model").study.lab
+    prefill = bound(space(), Layout(1, 1), lengths_of(data.shapes), slo)
     assert prefill.limit is Limit.PREFILL
     shares = {
         layout.name: lab.seen(
-            Setting(layout.name, fleet().deployment(layout), data, 150), 1.5 * prefill.rate_per_s, 0
+            Setting(layout.name, space().deployment(layout), data, 150), 1.5 * prefill.rate_per_s, 0
         ).share_good(slo)
         for layout in (Layout(1, 1), Layout(2, 1))
     }
@@ -339,9 +339,9 @@ def test_the_real_simulator_serves_with_two_prefill_workers_what_one_cannot() ->
     assert shares["2P1D"] > 0.9
 
 
-def test_kv_of_a_fleet_is_whole_blocks() -> None:
+def test_more_kv_is_whole_blocks() -> None:
     assert kv(10).num_tokens == 160
-    assert fleet(num_blocks=100).with_more_kv(1.25).kinds[1].capacity.num_blocks == 125
+    assert space(num_blocks=100).with_more_kv(1.25).kinds[1].capacity.num_blocks == 125
 
 
 def test_a_70b_on_pairs_of_80_gb_devices_is_kv_bound_and_a_prefill_worker_in_place_of_decode_lowers_capacity() -> (
@@ -359,7 +359,7 @@ def test_a_70b_on_pairs_of_80_gb_devices_is_kv_bound_and_a_prefill_worker_in_pla
         DeviceMemory(80 << 30),
         2048,
     )
-    pairs = Fleet(
+    pairs = LayoutSpace(
         kinds={2: WorkerKind(times, memory)},
         kv=memory.layout,
         max_model_len=2048,
@@ -374,7 +374,7 @@ def test_a_70b_on_pairs_of_80_gb_devices_is_kv_bound_and_a_prefill_worker_in_pla
     assert limits[Role.DECODE].limit is Limit.KV
     rate = limits[Role.DECODE].rate_per_s
 
-    def holds(prefill: int, decode: int, factor: float, of: Fleet = pairs) -> bool:
+    def holds(prefill: int, decode: int, factor: float, of: LayoutSpace = pairs) -> bool:
         deployment = of.deployment(Layout(prefill, decode, 0, 2, 2))
         setting = Setting(f"{deployment.name} {of is pairs}", deployment, data, 300)
         return lab.seen(setting, factor * rate, 0).share_good(slo) >= 0.9

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from support.planned import SLO, Affine, Pretended, bottleneck, fleet, pool_sizes, question, requests, traffic
+from support.planned import SLO, Affine, Pretended, bottleneck, pool_sizes, question, requests, space, traffic
 
 from twinpool.bench.serving.slo import Slo
 from twinpool.errors import ConfigError
@@ -21,7 +21,7 @@ def planned(
     simulate: Pretended, rate: float | None = None, machine: str | None = None, **changes: object
 ) -> Plan:
     asked = question(rate, **{"effort": 20_000, **changes})
-    planning = Planning(asked, replace(fleet(), machine=machine), simulate, "a model", price_per_hour=4.0)
+    planning = Planning(asked, replace(space(), machine=machine), simulate, "a model", price_per_hour=4.0)
     planning.run()
     return plan_of(planning)
 
@@ -203,13 +203,13 @@ def test_the_map_has_every_pair_within_the_budget() -> None:
 
 
 def test_mixed_tp_degrees_are_among_the_layouts() -> None:
-    layouts = {layout.name for layout in fleet(degrees=(1, 2)).splits(4)}
+    layouts = {layout.name for layout in space(degrees=(1, 2)).splits(4)}
     assert {"1P3D", "2P2D", "1P(TP2)2D", "2P1D(TP2)", "1P(TP2)1D(TP2)"} <= layouts
 
 
 def test_a_model_that_takes_several_devices_is_planned_for_as_well() -> None:
     planning = Planning(
-        question(effort=20_000), fleet(degrees=(2, 4)), Pretended(bottleneck(5.0, 3.0, 9.0)), "a model", 4.0
+        question(effort=20_000), space(degrees=(2, 4)), Pretended(bottleneck(5.0, 3.0, 9.0)), "a model", 4.0
     )
     planning.run()
     plan = plan_of(planning)
@@ -224,16 +224,16 @@ def test_an_objective_below_the_floor_is_refused_with_the_one_that_would_do() ->
     with pytest.raises(
         ConfigError, match=r"--slo ttft=50ms is below the floor: 90% .* take up to 105 ms.*allow 110 ms"
     ):
-        Planning(question(slo=Slo(ttft_s=0.05)), fleet(), Pretended(bottleneck(1, 1, 1)))
+        Planning(question(slo=Slo(ttft_s=0.05)), space(), Pretended(bottleneck(1, 1, 1)))
     with pytest.raises(ConfigError, match="--slo itl=4ms is below the floor"):
-        Planning(question(slo=Slo(itl_p99_s=0.004)), fleet(), Pretended(bottleneck(1, 1, 1)))
+        Planning(question(slo=Slo(itl_p99_s=0.004)), space(), Pretended(bottleneck(1, 1, 1)))
 
 
 def test_a_budget_that_holds_no_worker_is_refused() -> None:
     with pytest.raises(
         ConfigError, match=r"--budget is 1, and one worker takes 2 accelerators .*--budget 2 or more"
     ):
-        Planning(question(budget=1), fleet(degrees=(2, 4)), Pretended(bottleneck(1, 1, 1)))
+        Planning(question(budget=1), space(degrees=(2, 4)), Pretended(bottleneck(1, 1, 1)))
 
 
 def test_a_budget_of_one_worker_says_that_no_split_was_tried() -> None:
@@ -251,7 +251,7 @@ def test_an_objective_that_no_step_meets_is_not_searched_for() -> None:
     times = Affine(fixed_s=0.005, prompt_token_s=0.01, sequence_s=1e-3)
     planning = Planning(
         question(slo=Slo(tpot_s=0.0061, ttft_s=100.0), budget=2),
-        fleet(times),
+        space(times),
         Pretended(bottleneck(5, 3, 1)),
     )
     assert [layout.name for layout in planning.study.layouts(2)] == ["1P1D"]
@@ -325,7 +325,7 @@ def test_layouts_that_hold_at_no_rate_are_not_recommended_and_do_not_take_all_th
 
 
 def test_hybrids_bear_costs_by_what_prompts_and_steps_take_and_colocated_workers_are_none() -> None:
-    hybrid = replace(fleet(), decode=replace(fleet().prefill, hybrid=True))
+    hybrid = replace(space(), decode=replace(space().prefill, hybrid=True))
     seen: list[bool] = []
 
     def capacity(deployment: Deployment) -> float:

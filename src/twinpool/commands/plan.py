@@ -22,7 +22,7 @@ from twinpool.errors import ConfigError
 
 if TYPE_CHECKING:
     from twinpool.bench.serving.datasets import DatasetSettings
-    from twinpool.planner.plan.layouts import Fleet, WorkerKind
+    from twinpool.planner.plan.layouts import LayoutSpace, WorkerKind
     from twinpool.planner.plan.result import Plan
     from twinpool.planner.plan.traffic import Traffic
     from twinpool.planner.times.roofline import Roofline
@@ -155,7 +155,7 @@ def run(args: argparse.Namespace) -> int:
             effort=args.effort,
             seed=args.seed,
         ),
-        fleet=_fleet(args, found),
+        space=_space(args, found),
         simulate=simulated,
         model=found.model.name,
         price_per_hour=args.price,
@@ -241,10 +241,10 @@ def _traffic(args: argparse.Namespace, dataset: DatasetSettings) -> Traffic:
     return traffic_of(shapes, args.rate, Path(dataset.path).name if dataset.path else dataset.name.value)
 
 
-def _fleet(args: argparse.Namespace, found: Hardware) -> Fleet:
+def _space(args: argparse.Namespace, found: Hardware) -> LayoutSpace:
     """Raises ConfigError if the model fits on none of the TP degrees."""
     from twinpool.planner.plan.kinds import kinds_of
-    from twinpool.planner.plan.layouts import Fleet
+    from twinpool.planner.plan.layouts import LayoutSpace
 
     is_cpu = found.machine is not None
     budgets = args.colocated_budgets or (_CPU_COLOCATED_BUDGETS if is_cpu else _COLOCATED_BUDGETS)
@@ -258,7 +258,7 @@ def _fleet(args: argparse.Namespace, found: Hardware) -> Fleet:
     )
     degrees = None if args.tp == "auto" else _counts("--tp", args.tp)
     kinds = kinds_of(degrees, args.budget, partial(_kind, found))
-    return Fleet(
+    return LayoutSpace(
         kinds=kinds,
         kv=found.layout,
         max_model_len=found.max_model_len,
