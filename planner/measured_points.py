@@ -53,7 +53,7 @@ _ENGINES = {"trtllm": "TensorRT-LLM", "vllm": "vLLM", "sglang": "SGLang"}
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class MeasuredPoint:
     """One measurement: `concurrency` requests at a time, of `prompt_tokens` and `output_tokens` each, in seconds.
 
     Of disaggregated workers the concurrency is that of one decode worker, which has `tp` devices; `prefill_tp` is None
@@ -86,7 +86,7 @@ class Prediction(NamedTuple):
 class Compared:
     """A point beside its prediction, in seconds, and beside the data sheet's floor."""
 
-    point: Point
+    point: MeasuredPoint
     predicted: Prediction
     floor: Prediction
 
@@ -101,21 +101,21 @@ class Compared:
         )
 
 
-def read_points(path: Path, max_concurrency: int) -> tuple[list[Point], Counter[str]]:
+def read_points(path: Path, max_concurrency: int) -> tuple[list[MeasuredPoint], Counter[str]]:
     """The points of colocated workers that this can predict, and why the others were left out."""
-    points: list[Point] = []
+    points: list[MeasuredPoint] = []
     left_out: Counter[str] = Counter()
     with path.open(encoding="utf-8", newline="") as file:
         for row in csv.DictReader(file):
             found = _point(row, max_concurrency)
-            if isinstance(found, Point):
+            if isinstance(found, MeasuredPoint):
                 points.append(found)
             else:
                 left_out[found] += 1
     return points, left_out
 
 
-def _point(row: Mapping[str, str], max_concurrency: int) -> Point | str:
+def _point(row: Mapping[str, str], max_concurrency: int) -> MeasuredPoint | str:
     """The row as a point, or why it is left out."""
     is_split = row["mode"] == "disagg"
     side = "decode_" if is_split else ""
@@ -135,7 +135,7 @@ def _point(row: Mapping[str, str], max_concurrency: int) -> Point | str:
         if model.experts is not None and spread != tp:
             return "experts on other devices than attention"
     quantized = (row["moe_quant_mode"] if model.experts else row["gemm_quant_mode"]) or row["precision"]
-    return Point(
+    return MeasuredPoint(
         name=row["id"],
         engine=_ENGINES[row["backend"]],
         device=device_named(row["system"]),
@@ -154,7 +154,7 @@ def _point(row: Mapping[str, str], max_concurrency: int) -> Point | str:
 StepTime = Callable[[StepShape], float]
 
 
-def predict(step_s: StepTime, point: Point, prefill_step_s: StepTime | None = None) -> Prediction:
+def predict(step_s: StepTime, point: MeasuredPoint, prefill_step_s: StepTime | None = None) -> Prediction:
     """What steps of these times make of the point's load; `prefill_step_s` are those of prefill workers of its own."""
     prompt_s = sum((prefill_step_s or step_s)(chunk) for chunk in _chunks(point.prompt_tokens))
     context = int(point.concurrency * (point.prompt_tokens + point.output_tokens / 2))
@@ -169,7 +169,7 @@ def _chunks(num_tokens: int) -> Iterable[StepShape]:
 
 
 def compare(
-    points: Iterable[Point], kind: str, public_data: Path | None
+    points: Iterable[MeasuredPoint], kind: str, public_data: Path | None
 ) -> tuple[list[Compared], Counter[str]]:
     """Each point beside what `kind` predicts of it, and why others could not be predicted."""
     compared: list[Compared] = []
@@ -193,7 +193,7 @@ def compare(
     return compared, left_out
 
 
-def is_held_out(point: Point) -> bool:
+def is_held_out(point: MeasuredPoint) -> bool:
     """Whether nothing was fitted to it: a half of all, by a digest of their names."""
     return zlib.crc32(point.name.encode()) % 2 == 1
 

@@ -11,7 +11,7 @@ from support.public_data import public_data, public_file
 from twinpool.planner.measured_points import (
     POINTS,
     Compared,
-    Point,
+    MeasuredPoint,
     Prediction,
     compare,
     main,
@@ -35,7 +35,7 @@ SPLIT = {
     **ROW, "mode": "disagg", "batch_size": "", "tp_size": "", "decode_batch_size": "6", "decode_tp_size": "8",
     "prefill_tp_size": "2", "prefill_attention_dp_size": "1", "decode_attention_dp_size": "1",
 }  # fmt: skip
-POINT = Point(
+POINT = MeasuredPoint(
     "a", "vLLM", DEVICES["h100"], SHAPES["llama-3.1-70b"], Precision.FP8, 4, 1_024, 512, 4, 0.09, 0.012
 )
 
@@ -104,7 +104,7 @@ def test_a_long_prompt_is_computed_in_chunks() -> None:
         seen.append(shape)
         return 1.0
 
-    point = Point(
+    point = MeasuredPoint(
         "a", "vLLM", DEVICES["h100"], SHAPES["llama-3.1-70b"], Precision.FP8, 4, 10_000, 512, 1, 1.0, 1.0
     )
     assert predict(step_s, point).ttft_alone_s == 2.0
