@@ -22,7 +22,7 @@ from typing import Any
 
 from twinpool.bench import program, prompts
 from twinpool.bench.client import Client, Departure, End, Generation, Outcome
-from twinpool.bench.load import Load
+from twinpool.bench.load import LoadGenerator
 from twinpool.bench.metrics import itls_s, slope_per_hour, summary, ttft_s
 from twinpool.bench.program import Check, Report, say
 from twinpool.bench.server_under_test import ServerFault, ServerUnderTest
@@ -71,7 +71,7 @@ async def prove(args: argparse.Namespace, server: ServerUnderTest) -> Report:
         raise ServerFault(f"on the fresh server canaries fail: {broken}")
     say(f"seed {args.seed}: {len(canaries)} canaries, {args.clients} clients for {args.minutes:g} minutes")
     before = await server.samples()
-    soak, load = Soak(first), Load(server.client, STREAM_LIMIT_S)
+    soak, load = Soak(first), LoadGenerator(server.client, STREAM_LIMIT_S)
     await _soak(args, server, soak, load, canaries)
     rest_s, held = await server.wait_until_rest(REST_LIMIT_S)
     after = await server.samples()
@@ -111,7 +111,7 @@ async def _soak(
     args: argparse.Namespace,
     server: ServerUnderTest,
     soak: Soak,
-    load: Load,
+    load: LoadGenerator,
     canaries: Mapping[str, Generation],
 ) -> None:
     rng = random.Random(args.seed)
@@ -169,7 +169,7 @@ def _growth(samples: Sequence[tuple[float, float]]) -> float:
     return samples[-1][1] / settled - 1
 
 
-def _figures(soak: Soak, load: Load, ends: Mapping[str, int], rest_s: float) -> dict[str, Any]:
+def _figures(soak: Soak, load: LoadGenerator, ends: Mapping[str, int], rest_s: float) -> dict[str, Any]:
     complete = [outcome for outcome in load.outcomes if outcome.end is End.COMPLETE]
     memory = {}
     for name, samples in soak.memory.items():

@@ -25,7 +25,7 @@ from pathlib import Path
 from twinpool.bench import program, prompts
 from twinpool.bench.client import End, Generation
 from twinpool.bench.limits import add_flag, known_or_measured
-from twinpool.bench.load import Load
+from twinpool.bench.load import LoadGenerator
 from twinpool.bench.program import Check, Report
 from twinpool.bench.send_floor import send_s
 from twinpool.bench.server_under_test import ServerFault, ServerUnderTest
@@ -63,7 +63,7 @@ async def prove(args: argparse.Namespace, server: ServerUnderTest) -> Report:
     """A warm-up that does not count, the streams, then the memory."""
     figures = await known_or_measured(args.limits)
     rng = random.Random(args.seed)
-    load = Load(server.client, STREAM_LIMIT_S)
+    load = LoadGenerator(server.client, STREAM_LIMIT_S)
     await load.one(prompts.exact(rng, _PROMPT, 8))
     found = await _streaming(args, server, load, rng)
     alone_s = await send_s(args.streams, found.event_bytes, found.gap_s)
@@ -109,7 +109,7 @@ async def prove(args: argparse.Namespace, server: ServerUnderTest) -> Report:
 
 
 async def _streaming(
-    args: argparse.Namespace, server: ServerUnderTest, load: Load, rng: random.Random
+    args: argparse.Namespace, server: ServerUnderTest, load: LoadGenerator, rng: random.Random
 ) -> Streaming:
     """Runs the streams. Raises ServerFault if they hardly ran side by side."""
     asked = _generations(args, rng)

@@ -25,7 +25,7 @@ from itertools import pairwise
 
 from twinpool.bench import program, prompts
 from twinpool.bench.client import End, Outcome
-from twinpool.bench.load import Load
+from twinpool.bench.load import LoadGenerator
 from twinpool.bench.metrics import summary, ttft_s
 from twinpool.bench.program import Check, Report, say
 from twinpool.bench.server_under_test import BUSY, ServerFault, ServerUnderTest, busy_shares
@@ -70,7 +70,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 async def prove(args: argparse.Namespace, server: ServerUnderTest) -> Report:
     """A warm-up that does not count, the prompts alone, the streams alone, and both."""
     rng = random.Random(args.seed)
-    load = Load(server.client, STREAM_LIMIT_S)
+    load = LoadGenerator(server.client, STREAM_LIMIT_S)
     await load.one(prompts.exact(rng, STREAM_PROMPT, PROMPT_OUTPUT))
     alone = [await load.one(prompts.exact(rng, args.prompt, PROMPT_OUTPUT)) for _ in range(ALONE)]
     alone_s = statistics.median(_ttfts_s(alone))
@@ -126,7 +126,7 @@ async def prove(args: argparse.Namespace, server: ServerUnderTest) -> Report:
     )
 
 
-async def _streams(args: argparse.Namespace, load: Load, rng: random.Random) -> list[Outcome]:
+async def _streams(args: argparse.Namespace, load: LoadGenerator, rng: random.Random) -> list[Outcome]:
     """Starts the streams at once and follows them to their ends."""
     asked = [prompts.exact(rng, STREAM_PROMPT, args.tokens) for _ in range(args.streams)]
     return list(await asyncio.gather(*(load.one(generation) for generation in asked)))
@@ -135,7 +135,7 @@ async def _streams(args: argparse.Namespace, load: Load, rng: random.Random) -> 
 async def _prompts_until(
     streams: asyncio.Task[list[Outcome]],
     args: argparse.Namespace,
-    load: Load,
+    load: LoadGenerator,
     rng: random.Random,
     every_s: float,
 ) -> list[Outcome]:

@@ -17,8 +17,8 @@ NextRequest = Callable[[], Generation]
 
 
 @dataclass(slots=True)
-class Load:
-    """The requests of one load: those that ended, and how many run. `limit_s` bounds each."""
+class LoadGenerator:
+    """Sends the requests of one load; knows the outcomes of those that ended, how many run. `limit_s` bounds each."""
 
     client: Client
     limit_s: float
@@ -78,7 +78,7 @@ def throughput(outcomes: Iterable[Outcome], start: float, end: float) -> Through
 
 
 async def measure_closed_loop(
-    load: Load, num_clients: int, fill_s: float, seconds: float, next_request: NextRequest
+    load: LoadGenerator, num_clients: int, fill_s: float, seconds: float, next_request: NextRequest
 ) -> Throughput:
     """The throughput that so many clients get in `seconds`, after `fill_s` in which they fill the server."""
     starts_at = time.monotonic() + fill_s

@@ -21,7 +21,7 @@ from twinpool.bench import program, prompts
 from twinpool.bench.client import End, Outcome
 from twinpool.bench.engine import floors
 from twinpool.bench.limits import add_flag, known_or_measured
-from twinpool.bench.load import Load
+from twinpool.bench.load import LoadGenerator
 from twinpool.bench.metrics import summary, tpot_s, ttft_s
 from twinpool.bench.program import Check, Report, say
 from twinpool.bench.server_under_test import BUSY, ServerFault, ServerUnderTest, busy_shares
@@ -95,7 +95,7 @@ async def _round(
     args: argparse.Namespace, server: ServerUnderTest, rng: random.Random, num_requests: int
 ) -> tuple[float, list[Outcome]]:
     """Seconds from the first request's start to the last token. Raises ServerFault if one has not all its tokens."""
-    load = Load(server.client, STREAM_LIMIT_S)
+    load = LoadGenerator(server.client, STREAM_LIMIT_S)
     asked = [prompts.exact(rng, args.prompt, args.output) for _ in range(num_requests)]
     started = time.monotonic()
     outcomes = await asyncio.gather(*(load.one(generation) for generation in asked))

@@ -23,7 +23,7 @@ from typing import Any
 from twinpool.bench import program, prompts
 from twinpool.bench.arrivals import Arrivals, arrival_times
 from twinpool.bench.client import End, Outcome
-from twinpool.bench.load import Load, Throughput, measure_closed_loop, open_loop
+from twinpool.bench.load import LoadGenerator, Throughput, measure_closed_loop, open_loop
 from twinpool.bench.metrics import goodput_per_s, is_good, itls_s, summary, ttft_s
 from twinpool.bench.program import Check, Report, say
 from twinpool.bench.server_under_test import ServerFault, ServerUnderTest
@@ -74,13 +74,13 @@ async def prove(args: argparse.Namespace, server: ServerUnderTest) -> Report:
     rng = random.Random(args.seed)
     next_request = partial(prompts.uniform, rng, args.words, args.output)
     say(f"seed {args.seed}: capacity, {args.clients} clients for {args.measure:g} s")
-    busy = Load(server.client, STREAM_LIMIT_S)
+    busy = LoadGenerator(server.client, STREAM_LIMIT_S)
     capacity = await measure_closed_loop(busy, args.clients, FILL_S, args.measure, next_request)
     if not capacity.tokens_per_s:
         raise ServerFault(f"no token comes within {args.measure:g} s")
     rate = capacity.tokens_per_s / args.output
     say(f"{rate:.2f} requests/s; undisturbed, at {LIGHT_SHARE * rate:.2f} requests/s")
-    light = Load(server.client, STREAM_LIMIT_S)
+    light = LoadGenerator(server.client, STREAM_LIMIT_S)
     times = arrival_times(Arrivals.CONSTANT, LIGHT_SHARE * rate, args.measure, args.seed)
     await open_loop(times, lambda: light.one(next_request()))
     slo = Slo(
@@ -90,7 +90,7 @@ async def prove(args: argparse.Namespace, server: ServerUnderTest) -> Report:
     )
     say(f"SLO: {slo}")
     say(f"now {args.times * rate:.2f} requests/s")
-    fresh, retried = Load(server.client, STREAM_LIMIT_S), Load(server.client, STREAM_LIMIT_S)
+    fresh, retried = (LoadGenerator(server.client, STREAM_LIMIT_S) for _ in range(2))
 
     async def ask() -> None:
         request, retries = next_request(), rng.random() < RETRYING_SHARE
@@ -154,9 +154,9 @@ def _figures(
     rate: float,
     slo: Slo,
     capacity: Throughput,
-    light: Load,
-    fresh: Load,
-    retried: Load,
+    light: LoadGenerator,
+    fresh: LoadGenerator,
+    retried: LoadGenerator,
 ) -> dict[str, Any]:
     admitted = _complete(fresh.outcomes)
     late = [o for o in fresh.outcomes if o.end is End.REFUSED]

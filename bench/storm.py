@@ -25,7 +25,7 @@ from typing import Any
 from twinpool.bench import program, prompts
 from twinpool.bench.arrivals import Arrivals, arrival_times
 from twinpool.bench.client import Departure, End, Outcome
-from twinpool.bench.load import Load, Throughput, measure_closed_loop, open_loop
+from twinpool.bench.load import LoadGenerator, Throughput, measure_closed_loop, open_loop
 from twinpool.bench.metrics import goodput_per_s, itls_s, slo_of, summary, ttft_s
 from twinpool.bench.program import Check, Report, say
 from twinpool.bench.server_under_test import POLL_S, ServerFault, ServerUnderTest
@@ -111,20 +111,20 @@ async def prove(args: argparse.Namespace, server: ServerUnderTest) -> Report:
     rng = random.Random(args.seed)
     next_request = partial(prompts.uniform, rng, args.words, args.output)
     say(f"seed {args.seed}: capacity, {args.clients} clients for {args.measure:g} s")
-    full, probe = Load(server.client, STREAM_LIMIT_S), Load(server.client, STREAM_LIMIT_S)
+    full, probe = LoadGenerator(server.client, STREAM_LIMIT_S), LoadGenerator(server.client, STREAM_LIMIT_S)
     capacity = await measure_closed_loop(full, args.clients, FILL_S, args.measure, next_request)
     if not capacity.tokens_per_s:
         raise ServerFault(f"no token comes within {args.measure:g} s: {dict(_ends(capacity.outcomes))}")
     rate = capacity.tokens_per_s / args.output
     say(f"{rate:.2f} requests/s; steady clients alone, at {args.steady * rate:.2f} requests/s")
     times = list(arrival_times(Arrivals.POISSON, args.steady * rate, args.seconds, args.seed))
-    before = Load(server.client, STREAM_LIMIT_S)
+    before = LoadGenerator(server.client, STREAM_LIMIT_S)
     await open_loop(times, lambda: before.one(next_request()))
     slo = slo_of(before.outcomes, args.slo_factor)
     answer_s = summary(o.ended_at - o.sent_at for o in before.outcomes).p50_s
     say(f"SLO: {slo}; the storm")
     violations = (await server.samples()).total("invariant_violations_total")
-    steady, crowd = Load(server.client, STREAM_LIMIT_S), Load(server.client, STREAM_LIMIT_S)
+    steady, crowd = LoadGenerator(server.client, STREAM_LIMIT_S), LoadGenerator(server.client, STREAM_LIMIT_S)
     ends_at = time.monotonic() + args.seconds
     leaving = Crowd(answer_s, args.output)
     async with asyncio.TaskGroup() as tasks:
@@ -161,7 +161,7 @@ async def prove(args: argparse.Namespace, server: ServerUnderTest) -> Report:
     )
 
 
-async def _recovery_s(server: ServerUnderTest, loads: Sequence[Load]) -> float | None:
+async def _recovery_s(server: ServerUnderTest, loads: Sequence[LoadGenerator]) -> float | None:
     """Seconds until the server works on no more requests than there are clients waiting."""
     started = time.monotonic()
     while (elapsed_s := time.monotonic() - started) < REST_LIMIT_S:
@@ -172,7 +172,7 @@ async def _recovery_s(server: ServerUnderTest, loads: Sequence[Load]) -> float |
     return None
 
 
-def _size_check(steady: Load, crowd: Load) -> Check:
+def _size_check(steady: LoadGenerator, crowd: LoadGenerator) -> Check:
     num_left = _ends(crowd.outcomes)[End.LEFT.value]
     found = f"{num_left} of {len(crowd.outcomes)} left beside {len(steady.outcomes)} steady clients"
     is_enough = len(steady.outcomes) >= FEWEST and num_left >= FEWEST
@@ -206,9 +206,9 @@ def _promises(level: Sequence[float], capacity: Throughput, aftermath: Aftermath
 
 def _figures(
     slo: Slo,
-    before: Load,
-    steady: Load,
-    crowd: Load,
+    before: LoadGenerator,
+    steady: LoadGenerator,
+    crowd: LoadGenerator,
     capacity: Throughput,
     aftermath: Aftermath,
     level: Sequence[float],
@@ -227,7 +227,7 @@ def _figures(
     }
 
 
-def _steady_figures(load: Load) -> dict[str, Any]:
+def _steady_figures(load: LoadGenerator) -> dict[str, Any]:
     return {
         **_ends(load.outcomes),
         "TTFT": str(summary(map(ttft_s, load.outcomes))),

@@ -17,7 +17,7 @@ from twinpool.planner.autotune.verdicts import (
     objective_of,
     verdict_on,
 )
-from twinpool.planner.autotune.window import LEAST_REQUESTS, NOTHING_CAME, Load, Window
+from twinpool.planner.autotune.window import LEAST_REQUESTS, NOTHING_CAME, OfferedLoad, Window
 from twinpool.planner.autotune.words import (
     Action,
     Arrived,
@@ -250,9 +250,10 @@ class AutotuneCore:
             why = "" if figures is not None else "nothing came"
             self._close(self._open.popleft(), figures, count, self._window.load(since, until), why)
 
-    def _close(self, each: _Open, figures: Figures | None, count: int, load: Load, why: str) -> None:
+    def _close(self, each: _Open, figures: Figures | None, count: int, load: OfferedLoad, why: str) -> None:
         told, errors = each.recommendation, {}
-        if figures is not None and not load.is_like(Load(told.rate_per_s, told.mean_input, told.mean_output)):
+        foreseen = OfferedLoad(told.rate_per_s, told.mean_input, told.mean_output)
+        if figures is not None and not load.is_like(foreseen):
             why = "other traffic came than was predicted for"
         elif figures is not None:
             errors = errors_of(told.in_force.figures, figures)

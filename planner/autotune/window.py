@@ -22,14 +22,14 @@ LIKE_WITHIN = 1.5
 """Traffic whose rate or mean lengths differ by a larger factor is other traffic."""
 
 
-class Load(NamedTuple):
+class OfferedLoad(NamedTuple):
     """Requests of some time, by their rate and their mean lengths in tokens."""
 
     rate_per_s: float
     mean_input: float
     mean_output: float
 
-    def is_like(self, other: Load) -> bool:
+    def is_like(self, other: OfferedLoad) -> bool:
         """Whether what is predicted for the one says something of the other."""
         return all(
             max(mine, theirs) <= LIKE_WITHIN * min(mine, theirs)
@@ -37,7 +37,7 @@ class Load(NamedTuple):
         )
 
 
-NOTHING_CAME = Load(0.0, 0.0, 0.0)
+NOTHING_CAME = OfferedLoad(0.0, 0.0, 0.0)
 
 
 @dataclass(slots=True, eq=False)
@@ -132,10 +132,10 @@ class Window:
             found.append(arrival)
         return found[::-1]
 
-    def load(self, since: float, until: float) -> Load:
+    def load(self, since: float, until: float) -> OfferedLoad:
         """What came then."""
         came = [each for each in self._arrivals if since <= each.at < until]
-        return Load(
+        return OfferedLoad(
             rate_per_s=len(came) / (until - since),
             mean_input=_mean([each.num_prompt_tokens for each in came]),
             mean_output=_mean(

@@ -15,7 +15,7 @@ from twinpool.bench.serving.slo import Slo
 from twinpool.planner.deployment import Deployment
 from twinpool.planner.plan.rates import highest_rate
 from twinpool.planner.published.figures import Direction, Figure, Result
-from twinpool.planner.published.stands import SEED, Load, Worker, colocated, equal_load, load_of, split
+from twinpool.planner.published.stands import SEED, PoissonLoad, Worker, colocated, equal_load, load_of, split
 from twinpool.planner.simulator.driver import simulate
 from twinpool.planner.times.devices import DEVICES, Precision
 from twinpool.planner.times.model_shapes import SHAPES
@@ -64,12 +64,12 @@ def taichi(num_requests: int) -> Iterator[Result]:
     yield Direction("vLLM documentation", setting, claim, said, apart[1] <= both[1])
 
 
-def _goodput(load: Load, slo: Slo, deployment: Deployment) -> float:
+def _goodput(load: PoissonLoad, slo: Slo, deployment: Deployment) -> float:
     return load.goodput(deployment, slo, 0.9, 20.0)
 
 
 def _best(
-    load: Load, worker: Worker, rate: Callable[[Deployment], float]
+    load: PoissonLoad, worker: Worker, rate: Callable[[Deployment], float]
 ) -> tuple[tuple[str, float], tuple[str, float]]:
     """Name and rate of the best split and of the best colocated layout."""
     longest = load.longest

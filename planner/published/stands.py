@@ -107,7 +107,7 @@ def _deployment(pools: tuple[Pool, ...], worker: Worker, longest: int) -> Deploy
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class PoissonLoad:
     """Requests in a Poisson process: of a dataset's lengths, `num_requests` in a run."""
 
     traffic: Traffic
@@ -135,14 +135,14 @@ class Load:
         return self.num_requests / simulate(deployment, shapes).duration_s
 
 
-def load_of(shapes: Sequence[Shape], num_requests: int) -> Load:
+def load_of(shapes: Sequence[Shape], num_requests: int) -> PoissonLoad:
     """These requests, over and over."""
     untimed = [replace(shape, at_s=None) for shape in shapes]
     longest = max(shape.input_tokens + shape.output_tokens for shape in shapes)
-    return Load(traffic_of(untimed, 1.0), num_requests, longest)
+    return PoissonLoad(traffic_of(untimed, 1.0), num_requests, longest)
 
 
-def equal_load(input_tokens: int, output_tokens: int, num_requests: int) -> Load:
+def equal_load(input_tokens: int, output_tokens: int, num_requests: int) -> PoissonLoad:
     """Requests of one length."""
     return load_of(
         random_shapes(RandomLengths(input_tokens, output_tokens), num_requests, SEED), num_requests
