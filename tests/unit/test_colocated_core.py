@@ -4,38 +4,22 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from support.core_bench import LAYOUT, CoreBench
 from support.jobs import done, job, messages, names
 
 from twinpool.colocated_pool.core import ColocatedCore
 from twinpool.config import SchedulerConfig
-from twinpool.layout import Dtype, KVLayout
-from twinpool.messages import Cancel, Dropped, Generate, Message, PrefillReport, StepTokens
+from twinpool.messages import Cancel, Dropped, Generate, PrefillReport, StepTokens
 from twinpool.metrics import WorkerMetric
-from twinpool.worker.core import Command, FromCoordinator, StepPlan, Tick
-
-LAYOUT = KVLayout(num_layers=2, num_kv_heads=1, head_dim=4, block_size=4, dtype=Dtype.FLOAT32)
+from twinpool.worker.core import Tick
 
 
-class Bench:
+class Bench(CoreBench[ColocatedCore]):
     """A colocated core."""
 
     def __init__(self, num_blocks: int = 20, **settings: float) -> None:
-        self.core = ColocatedCore(num_blocks, LAYOUT, SchedulerConfig(**settings))  # type: ignore[arg-type]
-        self.now = 0.0
-
-    def handle(self, event: object) -> list[Command]:
-        commands = self.core.handle(event, self.now)  # type: ignore[arg-type]
-        self.core.check()
-        return commands
-
-    def tell(self, message: Message) -> list[Command]:
-        return self.handle(FromCoordinator(message))
-
-    def plan(self) -> StepPlan:
-        plan = self.core.next_step(self.now)
-        self.core.check()
-        assert plan is not None
-        return plan
+        config = SchedulerConfig(**settings)  # type: ignore[arg-type]
+        super().__init__(ColocatedCore(num_blocks, LAYOUT, config))
 
     def step(self, token: int = 50) -> list[object]:
         return messages(self.handle(done(self.plan(), token)))

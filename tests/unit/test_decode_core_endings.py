@@ -222,6 +222,6 @@ def test_blocks_of_a_writer_that_cannot_write_late_are_back_without_its_word() -
     assert Revoke(work.key, granted.fence) in messages(commands)  # it must stop all the same
     assert bench.core.stats().quarantined_blocks == 2
     bench.handle(ReceiveCancelled(granted.fence))
-    assert bench.core.stats().free_blocks == bench.num_blocks
+    assert bench.core.stats().free_blocks == bench.core.pool.num_blocks
     bench.hear(RevokeAck(work.key, granted.fence))
     assert bench.core.counters[WorkerMetric.STALE_FENCES] == 0

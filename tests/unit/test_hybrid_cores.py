@@ -9,6 +9,7 @@ import msgspec
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from support.core_bench import LAYOUT, CoreBench
 from support.jobs import done as ended
 from support.jobs import job, messages, names
 
@@ -16,14 +17,12 @@ from twinpool.colocated_pool.hybrid import HybridCore, HybridDecodeCore, HybridP
 from twinpool.colocated_pool.step_times import StepTimes
 from twinpool.config import Role, SchedulerConfig
 from twinpool.engine.batch import StepOutput
-from twinpool.layout import Dtype, KVLayout
 from twinpool.messages import (
     Cancel,
     Dropped,
     Generate,
     Granted,
     Manifest,
-    Message,
     Prefill,
     PrefillReport,
     PushTo,
@@ -35,10 +34,6 @@ from twinpool.metrics import WorkerMetric
 from twinpool.request import Job
 from twinpool.step_pace import LEAST_CHUNK_TOKENS, StepPace
 from twinpool.worker.core import (
-    Command,
-    FromCoordinator,
-    FromPeer,
-    PeerLinked,
     StepDone,
     StepPlan,
     StepTimed,
@@ -46,42 +41,26 @@ from twinpool.worker.core import (
     Verified,
 )
 
-LAYOUT = KVLayout(num_layers=2, num_kv_heads=1, head_dim=4, block_size=4, dtype=Dtype.FLOAT32)
 PACE = StepPace(base_s=0.010, sequence_s=0.001, prompt_token_s=0.001)
 PEERS = {Role.DECODE: ("prefill-0", "life-1"), Role.PREFILL: ("decode-0", "life-1")}
 NUM_BLOCKS = 64
 
 
-class Bench:
+class Bench(CoreBench[HybridCore]):
     """A hybrid core with one linked peer, whose steps take what `PACE` says. Half its budget is 50.5 ms."""
 
     def __init__(self, role: Role, num_blocks: int = NUM_BLOCKS, **settings: float) -> None:
         config = SchedulerConfig(hybrid=True, itl_budget_ms=101.0, headroom_tokens=4, **settings)  # type: ignore[arg-type]
-        self.core: HybridCore
+        core: HybridCore
         if role is Role.DECODE:
-            self.core = HybridDecodeCore(num_blocks, LAYOUT, "model", config, "life-1")
+            core = HybridDecodeCore(num_blocks, LAYOUT, "model", config, "life-1")
         else:
-            self.core = HybridPrefillCore(num_blocks, LAYOUT, "model", config)
+            core = HybridPrefillCore(num_blocks, LAYOUT, "model", config)
         self.peer = PEERS[role]
-        self.now = 0.0
-        self.handle(PeerLinked(*self.peer, "memory"))
+        super().__init__(core, self.peer)
         for num_sequences, num_tokens in ((1, 0), (5, 0), (0, 20), (0, 60)):
             seconds = PACE.prompt_s(num_tokens, num_sequences, num_tokens) if num_tokens else 0.0
             self.handle(StepTimed(num_sequences, num_tokens, seconds or PACE.decode_step_s(num_sequences)))
-
-    def handle(self, event: object) -> list[Command]:
-        commands = self.core.handle(event, self.now)  # type: ignore[arg-type]
-        self.core.check()
-        return commands
-
-    def tell(self, message: Message) -> list[object]:
-        return messages(self.handle(FromCoordinator(message)))
-
-    def plan(self) -> StepPlan:
-        plan = self.core.next_step(self.now)
-        self.core.check()
-        assert plan is not None
-        return plan
 
     def plan_and_end(self) -> StepPlan:
         """A step runs; returns what it was."""
@@ -94,13 +73,13 @@ class Bench:
 
     def join(self, work: Job) -> None:
         """At decode: a stream whose prompt another worker has computed."""
-        (granted,) = self.tell(Reserve(work, *self.peer))
+        (granted,) = messages(self.tell(Reserve(work, *self.peer)))
         assert isinstance(granted, Granted)
         sent = granted.block_ids[granted.num_cached_blocks :]
         manifest = Manifest(
             work.key, granted.fence, "model", LAYOUT, len(work.token_ids), sent, (1,) * len(sent), 50, 64, 0.1
         )
-        self.handle(FromPeer(*self.peer, Seal(manifest)))
+        self.hear(Seal(manifest))
         self.handle(Verified(granted.fence, 0.0))
 
 
@@ -108,14 +87,14 @@ class Bench:
 def decode() -> Iterator[Bench]:
     bench = Bench(Role.DECODE)
     yield bench
-    assert_free(bench)
+    bench.assert_empty()
 
 
 @pytest.fixture
 def prefill() -> Iterator[Bench]:
     bench = Bench(Role.PREFILL)
     yield bench
-    assert_free(bench)
+    bench.assert_empty()
 
 
 def done(plan: StepPlan) -> StepDone:
@@ -125,13 +104,6 @@ def done(plan: StepPlan) -> StepDone:
         plan.batch.num_tokens - num_sequences
     )
     return StepDone(plan, replace(ended(plan).output, seconds=seconds))
-
-
-def assert_free(bench: Bench) -> None:
-    stats = bench.core.stats()
-    assert stats.free_blocks + stats.cached_blocks == bench.core.pool.num_blocks
-    assert stats.waiting == stats.running == 0
-    assert bench.core.next_step(bench.now) is None
 
 
 def shape(plan: StepPlan) -> list[tuple[str, int]]:
@@ -242,7 +214,7 @@ def test_local_prompts_take_no_slot_or_block_that_a_reservation_waits_for() -> N
     bench.tell(Cancel(job("waits", 30).key))
     assert names(bench.plan_and_end()) == ["s", "local"]
     finish(bench)
-    assert_free(bench)
+    bench.assert_empty()
 
 
 def test_a_running_stream_takes_blocks_of_local_prompts_before_anybody_is_preempted() -> None:
@@ -255,7 +227,7 @@ def test_a_running_stream_takes_blocks_of_local_prompts_before_anybody_is_preemp
     assert bench.core.counters[WorkerMetric.PREEMPTIONS] == 0
     bench.tell(Cancel(job("local", 16).key))
     finish(bench)
-    assert_free(bench)
+    bench.assert_empty()
 
 
 def test_cancel_of_a_local_prompt_frees_it_before_during_and_after_its_steps(decode: Bench) -> None:
@@ -270,7 +242,7 @@ def test_cancel_of_a_local_prompt_frees_it_before_during_and_after_its_steps(dec
                 assert decode.tell(Cancel(work.key)) == []
                 assert Dropped(work.key, "cancelled") in messages(decode.handle(done(plan)))
             else:
-                assert decode.tell(Cancel(work.key)) == [Dropped(work.key, "cancelled")]
+                assert messages(decode.tell(Cancel(work.key))) == [Dropped(work.key, "cancelled")]
             assert decode.core.pool.num_owned == 0
 
 

@@ -5,18 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from support.core_bench import LAYOUT, CoreBench
 from support.jobs import GRAMMAR, done, job, messages, told
 
 from twinpool.colocated_pool.core import ColocatedCore
 from twinpool.colocated_pool.hybrid import HybridCore, HybridDecodeCore, HybridPrefillCore
 from twinpool.config import SchedulerConfig
 from twinpool.engine.look_back import LookBack
-from twinpool.layout import Dtype, KVLayout
 from twinpool.messages import (
     Cancel,
     Dropped,
     Generate,
-    Message,
     PrefillReport,
     PromptLogprobs,
     StepTokens,
@@ -24,9 +23,8 @@ from twinpool.messages import (
 )
 from twinpool.metrics import WorkerMetric
 from twinpool.request import Job, RequestKey
-from twinpool.worker.core import FromCoordinator, StepPlan
+from twinpool.worker.core import Command, Event, StepPlan
 
-LAYOUT = KVLayout(num_layers=2, num_kv_heads=1, head_dim=4, block_size=4, dtype=Dtype.FLOAT32)
 CONFIG = SchedulerConfig(token_budget=5)
 HYBRID = SchedulerConfig(token_budget=5, hybrid=True)
 CORES: dict[str, Callable[[], ColocatedCore | HybridCore]] = {
@@ -36,30 +34,25 @@ CORES: dict[str, Callable[[], ColocatedCore | HybridCore]] = {
 }
 
 
-class Bench:
-    """A core that takes whole jobs, and the step that runs."""
+class Bench(CoreBench[ColocatedCore | HybridCore]):
+    """A core that takes whole jobs, and what it has told."""
 
     def __init__(self, core: ColocatedCore | HybridCore) -> None:
-        self.core = core
+        super().__init__(core)
         self.told: list[object] = []
 
-    def tell(self, message: Message) -> None:
-        self.told += messages(self.core.handle(FromCoordinator(message), 0.0))
-        self.core.check()
-
-    def plan(self) -> StepPlan:
-        plan = self.core.next_step(0.0)
-        self.core.check()
-        assert plan is not None
-        return plan
+    def handle(self, event: Event) -> list[Command]:
+        commands = super().handle(event)
+        self.told += messages(commands)
+        return commands
 
     def end(self, plan: StepPlan, *failed: RequestKey) -> None:
-        self.told += messages(self.core.handle(done(plan, failed=failed), 0.0))
-        self.core.check()
+        """The step has run; those in `failed` cannot go on."""
+        self.handle(done(plan, failed=failed))
 
     def run(self) -> None:
         """Until nothing is left to do."""
-        while plan := self.core.next_step(0.0):
+        while plan := self.core.next_step(self.now):
             self.end(plan)
 
     @property
