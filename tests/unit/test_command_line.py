@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -122,6 +123,21 @@ def test_output_that_cannot_be_written_fails_in_one_line(unbuffered: str) -> Non
     assert ended.stderr == (
         "twinpool: standard output cannot be written: No space left on device; send it elsewhere, or make room there\n"
     )
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full, a disk that is always full")
+@pytest.mark.parametrize("arguments", [["--version"], ["kv-size", "--help"]])
+@pytest.mark.parametrize("buffering", [0, -1])
+def test_help_that_cannot_be_written_fails_as_other_output_does(
+    buffering: int, arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with (
+        Path("/dev/full").open("wb", buffering) as full,
+        io.TextIOWrapper(full, write_through=not buffering) as output,
+    ):
+        monkeypatch.setattr(sys, "stdout", output)
+        assert main(arguments) == 1
+    assert "standard output cannot be written: No space left on device" in capsys.readouterr().err
 
 
 def test_another_fault_of_the_system_is_not_taken_for_one_of_the_output(

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import sys
 from collections.abc import Mapping, Sequence
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
+
+if TYPE_CHECKING:
+    from _typeshed import SupportsWrite
 
 
 class CommandParser(argparse.ArgumentParser):
@@ -41,6 +45,12 @@ class CommandParser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Ends the process with the status 2."""
         self.exit(2, f"{self.prog}: {message}; see `{self.prog} --help`\n")
+
+    def _print_message(self, message: str, file: SupportsWrite[str] | None = None) -> None:
+        if file is sys.stdout:  # argparse says nothing if help cannot be written
+            print(message, end="", flush=True)
+        else:
+            super()._print_message(message, file)
 
 
 def _plain(flag: str) -> str:
