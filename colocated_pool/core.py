@@ -202,10 +202,12 @@ class ColocatedCore(WalksInLockstep):
         self._chunks = tuple(self._plan_prompts(now, self._token_budget - load.num_sequences))
         return load._replace(chunks=self._chunks) if load.num_sequences or self._chunks else None
 
-    def plan_step_ahead(self) -> None:
-        """`plan_ahead`: to be called after each event while a step runs."""
-        if not len(self._prefill):
-            self._in_lockstep().plan_ahead(self._cancelled)
+    def plan_step_ahead(self) -> LockstepLoad | None:
+        """`plan_ahead`: to be called after each event while a step runs. Returns what the step planned now has to do if
+        none of those in the present one ends; None if nothing was planned anew."""
+        if len(self._prefill):
+            return None
+        return self._in_lockstep().plan_ahead(self._cancelled)
 
     def end_step(self, seconds: float, now: float) -> tuple[list[Command], LockstepLoad | None]:
         """`handle` for the `StepDone` of a step that took `seconds`. Returns also what the step has to do that was

@@ -209,9 +209,10 @@ class DecodeCore(WalksInLockstep):
         self._preempted(begun.preempted, now, is_starved=begun.is_starved)
         return begun.load
 
-    def plan_step_ahead(self) -> None:
-        """`plan_ahead`: to be called after each event while a step runs."""
-        self._in_lockstep().plan_ahead(self._cancelled)
+    def plan_step_ahead(self) -> LockstepLoad | None:
+        """`plan_ahead`: to be called after each event while a step runs. Returns what the step planned now has to do if
+        none of those in the present one ends; None if nothing was planned anew."""
+        return self._in_lockstep().plan_ahead(self._cancelled)
 
     def end_step(self, seconds: float, now: float) -> tuple[list[Command], LockstepLoad | None]:
         """`handle` for the `StepDone` of a step that took `seconds`. Returns also what the step has to do that was

@@ -109,14 +109,19 @@ class Lockstep:
         self.is_running = self._num > 0 and not is_starved
         return LockstepBegun(self._load() if self.is_running else None, preempted, is_starved)
 
-    def plan_ahead(self, leaving: Container[RequestKey]) -> None:
+    def plan_ahead(self, leaving: Container[RequestKey]) -> LockstepLoad | None:
         """Makes room for the step after the one that runs, in which all are but those that end and those in `leaving`.
-        If there is none for one of them, no step will follow at once."""
-        if self.is_running and not self._is_ahead_current:
-            self._is_ahead_current = True
-            step = self._step + 1
-            self._enter_new(step)
-            self._is_ahead_possible = self._try_grow(step, leaving)
+        If there is none for one of them, no step will follow at once. Returns what that step has to do if nobody ends
+        or leaves; None if it was planned before."""
+        if not self.is_running or self._is_ahead_current:
+            return None
+        self._is_ahead_current = True
+        step = self._step + 1
+        self._enter_new(step)
+        self._is_ahead_possible = self._try_grow(step, leaving)
+        num = self._num + len(self._joining)
+        sum_of_shifts = self._sum_of_shifts + sum(sequence.shift for sequence in self._joining)
+        return LockstepLoad(num, sum_of_shifts + num * step)
 
     def end(self, cancelled: Collection[RequestKey]) -> LockstepTokens | None:
         """The step has run; `cancelled` get nothing of it, and are to leave. Returns what is told of it, if anything
@@ -147,8 +152,7 @@ class Lockstep:
         tokens = []
         for sequence in sorted((*told, *ended), key=_number):
             finish = FinishReason.LENGTH if sequence in ended else None
-            index = sequence.shift + step - sequence.job.num_prompt
-            tokens.append(Token(sequence.key, index, self.token_id, finish))
+            tokens.append(self._token(sequence, step, finish))
             if finish:
                 self.leave(sequence.key)
         return LockstepTokens(tuple(tokens), left, self.token_id) if is_told else None
@@ -165,13 +169,13 @@ class Lockstep:
 
     def num_quiet(self, most: int) -> int:
         """How many steps, from the one that runs on and at most `most`, will end and be followed with nothing to decide
-        and nothing to tell but that each sequence has a token more."""
+        and nothing to tell but that each sequence has a token more, and which one that is of a newcomer."""
         is_planned = self.is_running and self._is_ahead_current and self._is_ahead_possible
-        if not is_planned or self._newcomers or self._joining or self._is_short:
+        if not is_planned or self._is_short:
             return 0
         most = int(min(most, self._next_end - self._step))
         room, size = self._pool.num_available, self._pool.block_size
-        if room < self._num * (most // size + 1):
+        if room < (self._num + len(self._joining)) * (most // size + 1):
             most = min(most, size)  # each needs at most one block then
             for number in range(most):
                 step = self._step + number + 2
@@ -180,13 +184,20 @@ class Lockstep:
                     return number
         return most
 
-    def skip(self, seconds: Sequence[float]) -> None:
+    def skip(self, seconds: Sequence[float]) -> list[LockstepTokens]:
         """Steps that took so long each, all of them quiet, have ended, and the next one runs: as `end`, `follow` and
-        `plan_ahead` for each. They are counted here."""
-        num_steps = len(seconds)
+        `plan_ahead` for each. They are counted here. Returns what is told of the first ones, if there is more to tell
+        than that each sequence has a token more."""
+        num_steps, num_tokens, told = len(seconds), self._num, list[LockstepTokens]()
+        if self._newcomers or self._joining:
+            told.append(self._told_of_newcomers(self._step))
+            self._take_joining()
+            if self._newcomers and num_steps > 1:
+                told.append(self._told_of_newcomers(self._step + 1))
+        num_tokens += (num_steps - 1) * self._num
         self._counters.add(WorkerMetric.STEPS, num_steps)
         self._counters.add_each(WorkerMetric.STEP_SECONDS, seconds)
-        self._counters.add(WorkerMetric.OUTPUT_TOKENS, num_steps * self._num)
+        self._counters.add(WorkerMetric.OUTPUT_TOKENS, num_tokens)
         growing, size = self._growing, self._pool.block_size
         first, self._step = self._step, self._step + num_steps
         tables: list[BlockTable] = []
@@ -202,6 +213,7 @@ class Lockstep:
                     tables.append(sequence.table)
         self._grow(tables)
         self._pool.check_count()
+        return told
 
     def _grow(self, tables: Sequence[BlockTable]) -> None:
         if tables and self._pool.grow_each(tables) < len(tables):
@@ -221,6 +233,15 @@ class Lockstep:
             self._growing[sequence.needs_block_at % self._pool.block_size].remove(sequence)
             self._seal_late(sequence)
         self._scheduler.leave(key)
+
+    def _told_of_newcomers(self, step: int) -> LockstepTokens:
+        """What is told of a quiet step in which they are. They are none any more."""
+        tokens = tuple(self._token(sequence, step) for sequence in self._newcomers)
+        self._newcomers.clear()
+        return LockstepTokens(tokens, (), self.token_id)
+
+    def _token(self, sequence: DecodeSequence, step: int, finish: FinishReason | None = None) -> Token:
+        return Token(sequence.key, sequence.shift + step - sequence.job.num_prompt, self.token_id, finish)
 
     # ── what happens when ─────────────────────────────────────────────────────────────────────────────────
 
@@ -314,10 +335,10 @@ class WalksInLockstep:
 
     _lockstep: Lockstep | None = None
 
-    def skip_steps(self, seconds: Sequence[float]) -> None:
-        """`end_step` and `plan_step_ahead` for steps that took so long each, all of them quiet. Their `LockstepTokens`,
-        without tokens, are the caller's to tell."""
-        self._in_lockstep().skip(seconds)
+    def skip_steps(self, seconds: Sequence[float]) -> list[LockstepTokens]:
+        """`end_step` and `plan_step_ahead` for steps that took so long each, all of them quiet. What is told of the
+        first ones, which is returned, and of those that follow, without tokens, is the caller's to tell."""
+        return self._in_lockstep().skip(seconds)
 
     def _in_lockstep(self) -> Lockstep:
         if self._lockstep is None:

@@ -1,7 +1,7 @@
 """A simulated worker that pays for what happens in a step, not for each of its sequences, and skips quiet steps.
 
-All tokens of a simulation are one, so a step changes nothing but counts, unless somebody comes, ends or has no room, or
-a colocated worker computes a prompt. `walk_in_lockstep` keeps those counts, and what clients see of them comes in runs
+All tokens of a simulation are one, so a step changes nothing but counts, unless somebody ends or has no room, or a
+colocated worker computes a prompt. Who comes takes part from the next step on, and has its first token told by itself. `walk_in_lockstep` keeps those counts, and what clients see of them comes in runs
 (`events.EmitRun`). Steps that will change nothing else are not on the agenda: their ends are computed ahead, and
 whoever looks at the worker, or tells it something, makes it `settle` those that have passed. The run is the same to the
 last bit as step by step, where each sequence has a slice and each token a message: tests say so.
@@ -76,6 +76,8 @@ class LockstepWorker(SimulatedWorker):
         self.due_at = self.foreseen_until = inf
         self.num_foreseen = 0
         self._ends_at: list[float] = []
+        """Of the step of `_shape`, and of those behind it, the next one of `_shape_behind`."""
+        self._shape_behind = StepShape()
         self._present = 0
         """The place in `_ends_at` of the step that runs."""
         self._num_ended = 0
@@ -103,9 +105,14 @@ class LockstepWorker(SimulatedWorker):
         self._began_at = ends[-1]
         self.num_steps += len(ends)
         self._present = place
-        self._decode.skip_steps(seconds)
         times = [end_at + self.control_s for end_at in ends] if self.control_s else ends
-        self._keep_untold(times, self._shape.num_sequences, QUIET_STEP)
+        told = self._decode.skip_steps(seconds)
+        for number, message in enumerate(told):
+            message = message if message.tokens else QUIET_STEP
+            self._keep_untold([times[number]], self._num_sequences_at(first + number), message)
+        if len(told) < len(times):
+            self._keep_untold(times[len(told) :], self._num_sequences_at(place - 1), QUIET_STEP)
+        self.note_due()
 
     def _keep_untold(self, times: list[float], num_sequences: int, message: LockstepTokens) -> None:
         """Steps that could be told, each at its time."""
@@ -114,7 +121,6 @@ class LockstepWorker(SimulatedWorker):
             untold[-1].times.extend(times)
         else:
             untold.append(UntoldSteps(times, num_sequences, message))
-        self.note_due()
 
     def note_due(self) -> None:
         """Something was told, or settled."""
@@ -136,14 +142,12 @@ class LockstepWorker(SimulatedWorker):
                 next_at = steps.times[place]
                 break
         else:
-            place = first = self._present
-            while place < self._expected:
+            for place in range(self._present, self._expected):
                 told_at = self._ends_at[place] + self.control_s
                 if told_at > now or (told_at == now and not with_now):
                     next_at = told_at
                     break
-                place += 1
-            num_slots += (place - first) * self._shape.num_sequences
+                num_slots += self._num_sequences_at(place)
         num_more = num_slots - self.num_foreseen
         self.num_foreseen, self.foreseen_until = num_slots, next_at
         return num_more
@@ -182,21 +186,30 @@ class LockstepWorker(SimulatedWorker):
         is_new = self._expected < 0
         if not is_new:
             self.settle(self._agenda.now)
-            self._begin_ends_anew()
+            self._begin_anew(self._shape_at(self._present + 1))
         self._num_busy = num_busy
         self._ends_at = [self._end_beside(num_busy)]
         if not is_new:
             self._expect()
 
-    def _begin_ends_anew(self) -> None:
-        """The step that runs, at its own pace since it began, is the first one whose end is known."""
-        if number := self._present:
-            num_sequences, context, *_ = self._shape
-            self._shape = StepShape(num_sequences, context + number * num_sequences)
+    def _begin_anew(self, shape_behind: StepShape) -> None:
+        """The step that runs, at its own pace since it began, is the first one whose end is known, and one of
+        `shape_behind` follows."""
+        if self._present:
+            self._shape = self._shape_at(self._present)
             self._has_slept = False
             self._moved_at, self._share_done = self._began_at, 0.0
             self._whole_s = self._step_s(self._num_busy)
+        self._ends_at = [self._ends_at[self._present]]
+        self._shape_behind = shape_behind
         self._present, self._expected = 0, -1
+
+    def _shape_at(self, place: int) -> StepShape:
+        """Of the step whose end has that place."""
+        return self._shape_behind.after(place - 1) if place else self._shape
+
+    def _num_sequences_at(self, place: int) -> int:
+        return (self._shape_behind if place else self._shape).num_sequences
 
     def _go_on_working(self) -> None:
         if not self._is_stepping:
@@ -204,8 +217,16 @@ class LockstepWorker(SimulatedWorker):
                 self._start(self._load_shape(load))
             self._do(self._decode.flush())
         if self._is_stepping:
-            self._decode.plan_step_ahead()
+            if (ahead := self._decode.plan_step_ahead()) is not None:
+                self._foretell(StepShape(ahead.num_sequences, ahead.num_tokens))
             self._expect()
+
+    def _foretell(self, shape: StepShape) -> None:
+        """The step behind the present one has that shape: other sequences may take part in it than was known."""
+        if len(self._ends_at) == 1:
+            self._shape_behind = shape
+        elif shape != self._shape_at(self._present + 1):
+            self._begin_anew(shape)
 
     def _expect(self, most: int = MOST_SKIPPED) -> None:
         """Puts the end of the first step that is not quiet on the agenda, or of the one behind so many. Where one
@@ -218,8 +239,7 @@ class LockstepWorker(SimulatedWorker):
         ends_at = self._ends_at
         num_known, end_at = len(ends_at), ends_at[-1]
         if place >= num_known:
-            num_sequences, context, *_ = self._shape
-            shape = StepShape(num_sequences, context + num_known * num_sequences)
+            shape = self._shape_at(num_known)
             for step_s in self._steps_ahead(shape, place + 1 - num_known, self._num_busy):
                 end_at += step_s
                 ends_at.append(end_at)
@@ -240,6 +260,7 @@ class LockstepWorker(SimulatedWorker):
         message = command.message
         if self.may_skip and isinstance(message, LockstepTokens) and self._can_wait(message):
             self._keep_untold([self._agenda.now + self.control_s], self._num_ended, message)
+            self.note_due()
         else:
             super()._send_coordinator(command)
 
@@ -250,8 +271,8 @@ class LockstepWorker(SimulatedWorker):
         return all(token.finish is None for token in message.tokens)
 
     def _step_ended(self, seconds: float) -> None:
+        self._num_ended = self._num_sequences_at(self._present)
         self._present, self._expected = 0, -1
-        self._num_ended = self._shape.num_sequences
         commands, following = self._decode.end_step(seconds, self._agenda.now)
         if following is not None:
             self._start(self._load_shape(following))

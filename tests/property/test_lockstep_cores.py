@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import repeat
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -121,11 +122,11 @@ class InLockstep:
     def skip(self, num_steps: int) -> None:
         """So many quiet steps have ended."""
         assert self.load is not None
-        self.core.skip_steps([0.5] * num_steps)
+        told = self.core.skip_steps([0.5] * num_steps)
         num, tokens, _ = self.load
         self.load = LockstepLoad(num, tokens + num * num_steps)
-        for _ in range(num_steps):
-            self._tokens(LockstepTokens((), (), TOKEN_ID))
+        for message in (*told, *repeat(LockstepTokens((), (), TOKEN_ID), num_steps - len(told))):
+            self._tokens(message)
 
     def hear(self, commands: list[Command]) -> None:
         """See `ByStep`."""
