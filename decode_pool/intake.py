@@ -157,7 +157,8 @@ class Intake:
             detail = f"{len(self._waiting)} reservations wait for room already, as many as may"
             self._tell(Dropped(job.key, DropReason.NO_ROOM, detail))
             return
-        self._waiting[job.key] = Arrival(job, writer, transport, self._chains(job), now)
+        arrival = Arrival(job, writer, transport, self._chains(job), now)
+        self._waiting[arrival.key] = arrival
 
     def grant(self, num_slots: int, now: float) -> None:
         """Gives room to those who wait, first come first served, at most `num_slots` of them."""
@@ -275,15 +276,15 @@ class Intake:
         arrival.table = table
         arrival.num_prompt_blocks = pool.blocks_for(len(job.token_ids))
         blocks, writer = arrival.written_blocks, arrival.writer
-        arrival.fence = self._ledger.open(job.key, writer, blocks, now, self._timeout_s)
-        arrival.state = IntakeState.GRANTED
-        del self._waiting[job.key]
-        self._granted[job.key] = self._by_fence[arrival.fence] = arrival
+        key, arrival.state = arrival.key, IntakeState.GRANTED
+        arrival.fence = self._ledger.open(key, writer, blocks, now, self._timeout_s)
+        del self._waiting[key]
+        self._granted[key] = self._by_fence[arrival.fence] = arrival
         if blocks:
             self._commands.append(PostReceive(arrival.fence, writer.worker_id, writer.incarnation, blocks))
         self._tell(
             Granted(
-                key=job.key,
+                key=key,
                 fence=arrival.fence,
                 block_ids=table.block_ids[: arrival.num_prompt_blocks],
                 num_cached_blocks=table.num_cached,

@@ -159,14 +159,14 @@ class DecodeScheduler:
         Raises:
             InvariantViolation: this attempt runs already.
         """
-        key = job.key
-        if key in self._running:
-            raise InvariantViolation(f"{key} joined twice")
-        self._pool.seal(table, chain, len(job.token_ids))
         token_ids = GrownTokens(job.token_ids, first_token)
         look_back = LookBack.of(job) if look_back is None else look_back
+        sequence = DecodeSequence(job, table, chain, token_ids, look_back, self.num_joined + 1)
+        if sequence.key in self._running:
+            raise InvariantViolation(f"{sequence.key} joined twice")
+        self._pool.seal(table, chain, len(job.token_ids))
         self.num_joined += 1
-        self._running[key] = DecodeSequence(job, table, chain, token_ids, look_back, self.num_joined)
+        self._running[sequence.key] = sequence
 
     def leave(self, key: RequestKey) -> None:
         """Ends the sequence and releases its blocks."""
@@ -246,7 +246,7 @@ class DecodeScheduler:
     def _slice(self, sequence: DecodeSequence) -> SequenceSlice:
         job, start = sequence.job, len(sequence.token_ids) - 1
         return SequenceSlice(
-            job.key,
+            sequence.key,
             (sequence.token_ids[start],),
             start,
             sequence.table.block_ids,

@@ -186,7 +186,7 @@ class PrefillCore:
         if len(held) != self.pool.num_owned:
             raise InvariantViolation(f"{self.pool.num_owned} blocks are owned, jobs have {len(held)}")
         num_granted = sum(1 for job in self._outbox if job.grant)
-        are_here = all(prompt.job.key in self._outbox for prompt in self._scheduler)
+        are_here = all(prompt.key in self._outbox for prompt in self._scheduler)
         if num_granted != self._outbox.num_granted or not are_here:
             raise InvariantViolation("fences or queued prompts do not belong to the jobs here")
 
@@ -195,7 +195,7 @@ class PrefillCore:
     def may_start(self, prompt: Prompt, num_blocks: int) -> bool:
         """A granted prompt always, and one that is never handed over; another while the blocks of ungranted ones stay
         within the bound."""
-        if self._outbox[prompt.job.key].grant or prompt.job.ends_with_first_token:
+        if self._outbox[prompt.key].grant or prompt.job.ends_with_first_token:
             return True
         held = self._num_ungranted_blocks
         if held and held + num_blocks > self._max_parked:
@@ -205,7 +205,7 @@ class PrefillCore:
 
     def make_room(self, prompt: Prompt) -> bool:
         """For a granted prompt, the youngest parked one gives up its blocks."""
-        if not self._outbox[prompt.job.key].grant:
+        if not self._outbox[prompt.key].grant:
             return False
         parked = [job for job in self._outbox if job.is_parked and not job.ending]
         if not parked:

@@ -107,7 +107,7 @@ class Handoff:
     key: RequestKey = field(init=False)
 
     def __post_init__(self) -> None:
-        self.key = self.prompt.job.key
+        self.key = self.prompt.key
 
     @property
     def peer(self) -> Peer | None:

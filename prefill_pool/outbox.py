@@ -80,7 +80,7 @@ class Outbox:
 
     def add(self, prompt: Prompt) -> None:
         """The prompt's KV is to be handed to a decode worker, which is to grant room."""
-        self._jobs[prompt.job.key] = Handoff(prompt)
+        self._jobs[prompt.key] = Handoff(prompt)
 
     # ── decode workers ────────────────────────────────────────────────────────────────────────────────────
 

@@ -41,11 +41,12 @@ class Prompt:
     table: BlockTable | None = None
     moved_at: float = 0.0
     scores: list[TokenLogprobs] = field(default_factory=list)
+    key: RequestKey = field(init=False)
+    num_tokens: int = field(init=False)
+    """Tokens to have in KV."""
 
-    @property
-    def num_tokens(self) -> int:
-        """Tokens to have in KV."""
-        return len(self.job.token_ids)
+    def __post_init__(self) -> None:
+        self.key, self.num_tokens = self.job.key, len(self.job.token_ids)
 
     @property
     def num_left(self) -> int:
@@ -70,7 +71,7 @@ class Prompt:
         """What is told before the first token, once the prompt is done: what it took, and what is asked for of its
         tokens."""
         report = PrefillReport(
-            key=self.job.key,
+            key=self.key,
             queue_s=self.started_at - self.arrived_at,
             compute_s=now - self.started_at,
             num_cached=self.num_cached,
@@ -79,14 +80,14 @@ class Prompt:
         )
         if not self.job.wants_prompt_logprobs:
             return [report]
-        return [report, PromptLogprobs(self.job.key, tuple(self.scores))]
+        return [report, PromptLogprobs(self.key, tuple(self.scores))]
 
     def first_token(self, output: StepOutput) -> Token:
         """The token that was sampled after the prompt, as the client gets it."""
-        job, index = self.job, self.job.num_emitted
-        token_id = output.token_ids[job.key]
-        finish = job.finish_reason(index, token_id)
-        return Token(job.key, index, token_id, finish, output.logprobs.get(job.key))
+        key, index = self.key, self.job.num_emitted
+        token_id = output.token_ids[key]
+        finish = self.job.finish_reason(index, token_id)
+        return Token(key, index, token_id, finish, output.logprobs.get(key))
 
 
 class Admission(Protocol):
@@ -156,11 +157,11 @@ class PrefillScheduler:
         Raises:
             InvariantViolation: this attempt is queued already.
         """
-        if job.key in self._prompts:
-            raise InvariantViolation(f"{job.key} is queued twice")
         prompt = Prompt(job, self._chains(job), now, LookBack.of(job), moved_at=now)
+        if prompt.key in self._prompts:
+            raise InvariantViolation(f"{prompt.key} is queued twice")
         prompt.num_cached = self._pool.count_cached(self._usable(prompt)) * self._pool.block_size
-        self._prompts[job.key] = prompt
+        self._prompts[prompt.key] = prompt
         return prompt
 
     def withdraw(self, key: RequestKey) -> Prompt | None:
@@ -288,9 +289,9 @@ class PrefillScheduler:
         end = min(prompt.num_tokens, start + token_budget)
         last = end == prompt.num_tokens
         if prompt.table is None:
-            raise InvariantViolation(f"{job.key} was planned without blocks")
+            raise InvariantViolation(f"{prompt.key} was planned without blocks")
         return SequenceSlice(
-            job.key,
+            prompt.key,
             job.token_ids[start:end],
             start,
             prompt.table.block_ids,
