@@ -1,10 +1,11 @@
 """A simulated worker that pays for what happens in a step, not for each of its sequences, and skips quiet steps.
 
 All tokens of a simulation are one, so a step changes nothing but counts, unless somebody ends or has no room, or a
-colocated worker computes a prompt. Who comes takes part from the next step on, and has its first token told by itself. `walk_in_lockstep` keeps those counts, and what clients see of them comes in runs
-(`events.EmitRun`). Steps that will change nothing else are not on the agenda: their ends are computed ahead, and
-whoever looks at the worker, or tells it something, makes it `settle` those that have passed. The run is the same to the
-last bit as step by step, where each sequence has a slice and each token a message: tests say so.
+colocated worker computes a prompt. Who comes takes part from the next step on, and has the first token told by name.
+`walk_in_lockstep` keeps those counts, and what clients see of them comes in runs (`events.EmitRun`). Steps that will
+change nothing else are not on the agenda: their ends are computed ahead, and whoever looks at the worker, or tells it
+something, makes it `settle` those that have passed. The run is the same to the last bit as step by step, where each
+sequence has a slice and each token a message: tests say so.
 
 Workers that share cores skip likewise. What stretches their steps is how many others compute, so while nobody begins to
 compute or rests, ends are computed ahead as of a worker alone; when somebody does, those that have not come are
