@@ -47,11 +47,11 @@ class Bucket:
         self._level = min(self._refilled(now) + amount, self.per_minute)
 
     def num_left(self, now: float) -> int:
-        """What can be taken now, in whole numbers. Changes nothing."""
+        """How much can be taken now, rounded down. Changes nothing."""
         return max(0, math.floor(self._level_at(now) + ROUNDING))
 
     def allowance(self, now: float) -> Allowance:
-        """What is left. Changes nothing."""
+        """How much is left, and in how many seconds all of it is there again. Changes nothing."""
         left = self._level_at(now)
         return Allowance(self.per_minute, left, (self.per_minute - left) * QUOTA_S / self.per_minute)
 
@@ -91,7 +91,7 @@ class Account:
 
     @property
     def service(self) -> float:
-        """What it was served, by weight."""
+        """The tokens that the tenant was served, over its weight."""
         return self._lifted_to + self._num_served_since / self.tenant.weight
 
     @service.setter
@@ -151,19 +151,19 @@ class Account:
             self._tokens.take(num_tokens, now)
 
     def give_back(self, num_tokens: int, now: float) -> None:
-        """So many tokens that were taken at admission were not used."""
+        """Returns tokens that were taken at admission and not used."""
         if self._tokens is not None:
             self._tokens.give_back(num_tokens, now)
 
     def allowances(self, now: float) -> Allowances:
-        """What is left of its quotas. Changes nothing."""
+        """What is left of the tenant's quotas. Changes nothing."""
         return Allowances(
             None if self._requests is None else self._requests.allowance(now),
             None if self._tokens is None else self._tokens.allowance(now),
         )
 
     def answered(self, num_output_tokens: int) -> None:
-        """One of its requests ended with so many output tokens."""
+        """Takes the length of an answer into `expected_output`."""
         self.expected_output += (num_output_tokens - self.expected_output) * LATEST_ANSWER_WEIGHT
 
 
@@ -191,7 +191,7 @@ class Accounts:
         return account.allowances(now)
 
     def give_back(self, tenant: str, num_tokens: int, now: float) -> None:
-        """So many tokens of that tenant were not used after all."""
+        """Returns tokens that a tenant, which has an account, was admitted with and has not used."""
         self._by_name[tenant].give_back(num_tokens, now)
 
     def share(self, account: Account, now: float) -> float:

@@ -78,7 +78,7 @@ class Custody:
         self.serve_account(request.account, num_tokens)
 
     def serve_account(self, account: Account, num_tokens: int) -> None:
-        """The same for any of the tenant's requests."""
+        """As `serve`, for any request of the tenant."""
         account.serve(num_tokens)
         self._tally.add(CoordinatorMetric.TENANT_TOKENS, account.tenant.name, num_tokens)
 

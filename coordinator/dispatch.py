@@ -47,15 +47,15 @@ class Dispatch:
         self._given_up: dict[Role, str] = {}
 
     def give_up(self, role: Role, reason: str) -> None:
-        """Nobody starts workers of this role any more."""
+        """Notes that nobody starts workers of this role any more, and why."""
         self._given_up[role] = reason
 
     def hope(self) -> None:
-        """Somebody may start workers of any role."""
+        """Notes that workers of any role may be started again."""
         self._given_up.clear()
 
     def advance(self, now: float) -> None:
-        """Sends on what can go."""
+        """Starts attempts of the requests that wait, in their turn, while workers have room."""
         if not len(self._queue):
             return
         for role, reason in self._given_up.items():

@@ -212,7 +212,7 @@ class Agree(msgspec.Struct, frozen=True):
 
 
 class Decline(msgspec.Struct, frozen=True):
-    """It is not done, and nothing of it: why."""
+    """Nothing of what the operator asked for is done; `error` says why."""
 
     ticket: str
     error: RequestError

@@ -34,19 +34,19 @@ class Loads:
         self.most_slots = 0
 
     def add(self, worker: Worker) -> None:
-        """One more, without any sequence."""
+        """Takes in a worker that has no sequence yet."""
         self._put(worker, self.load(worker))
         self.stays_changed()
 
     def remove(self, worker: Worker) -> None:
-        """It is gone."""
+        """Takes out a worker that is gone, with the sequences that it had."""
         self._take(worker)
         self._fallen.pop(worker.worker_id, None)
         self.num_sequences -= worker.num_sequences
         self.stays_changed()
 
     def stays_changed(self) -> None:
-        """Another worker stays now, or one less."""
+        """Looks again which workers stay: one more does, or one less."""
         staying = (worker.num_slots for *_, worker in self._order if worker.departure is None)
         self.most_slots = max(staying, default=0)
         self.num_falls += 1

@@ -67,7 +67,7 @@ class Membership:
             self._turn_away(worker_id, incarnation)
 
     def from_member(self, worker: Worker, message: Message, now: float) -> None:
-        """What a member says about itself."""
+        """Takes what a worker that has joined says about its links, or that it leaves."""
         match message:
             case LinkReady() | LinkFailed():
                 self._link(worker, message)

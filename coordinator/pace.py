@@ -48,7 +48,7 @@ class Pace:
         self._sums = _Sums()
 
     def observe(self, now: float, is_waiting: bool) -> None:
-        """Somebody waits now, or nobody."""
+        """Says whether anybody waits at `now`: intervals between departures count only while somebody does."""
         if not is_waiting:
             self._since = None
         elif self._since is None:
@@ -153,14 +153,14 @@ class PrefillPace:
         self.num_timed = 0
 
     def computed(self, num_tokens: int, seconds: float) -> None:
-        """A prompt with so many tokens that were in no cache was computed in so long."""
+        """Takes in how long a prompt took of which `num_tokens` were in no cache."""
         self._num_tokens.append(num_tokens)
         self._seconds.append(seconds)
         self._sums = None
         self.num_timed += 1
 
     def least_seconds_for(self, num_tokens: int) -> float:
-        """What one prompt with so many tokens takes at the best rate that was measured; 0 without evidence."""
+        """Seconds for one prompt with so many tokens to compute, at the best rate measured; 0 without evidence."""
         rates = (s / max(1.0, n) for n, s in zip(self._num_tokens, self._seconds, strict=True))
         return num_tokens * min(rates, default=0.0)
 

@@ -49,10 +49,10 @@ class PoolService(Protocol):
 
 
 class TellsStatus(Protocol):
-    """What an operator is told of."""
+    """Has a status that operators are shown beside the pools'."""
 
     def status(self) -> Mapping[str, Any]:
-        """As JSON values."""
+        """The status as JSON values."""
         ...
 
 
@@ -90,7 +90,7 @@ class PoolDesk:
         return self._ask(lambda ticket: ChangeRole(ticket, worker_id, role, wait_s))
 
     def carry_out(self, command: Agree | Decline | StartWorker | Reassign | Retire) -> None:
-        """What the core says about it."""
+        """Keeps the core's answer to a wish, or passes on to the scaler what it is to do."""
         match command:
             case Agree(ticket, changes):
                 self._answers[ticket] = changes

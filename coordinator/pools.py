@@ -58,7 +58,7 @@ class Pools:
         """The server is stopping: nothing is changed any more."""
 
     def take(self, wish: Wish, now: float) -> None:
-        """Does what is wanted, or none of it."""
+        """Does what is wanted, or none of it, and emits Agree or Decline."""
         try:
             if self.is_closed:
                 raise PoolRefused("the server is stopping; its pools stay as they are")

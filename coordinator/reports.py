@@ -72,7 +72,7 @@ class Reports:
         }
 
     def take(self, worker: Worker, message: Message, now: float) -> None:
-        """A message of a member."""
+        """Takes a message of a worker that has joined."""
         worker.seen_at = now
         take = self._takes.get(type(message), self._membership.from_member)
         take(worker, message, now)
@@ -85,11 +85,11 @@ class Reports:
         return self._lockstep.take_quiet(worker, times)
 
     def take_step(self, worker: Worker, message: LockstepTokens, now: float) -> None:
-        """One of those steps that could not be counted."""
+        """Takes a step that `count_steps` could not count."""
         self._lockstep.take(worker, message, now)
 
     def lost(self, worker: Worker) -> None:
-        """The worker says no more."""
+        """Books what the worker has told in lockstep: it is lost, and says no more."""
         self._lockstep.end(worker)
 
     def catch_up(self) -> None:

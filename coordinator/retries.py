@@ -17,7 +17,7 @@ class RetryBudget:
         self.left = float(size)
 
     def earn(self) -> None:
-        """A request was admitted."""
+        """Adds what an admitted request earns."""
         self.left = min(self.left + EARNED_PER_REQUEST, self.size)
 
     def try_spend(self) -> bool:

@@ -18,8 +18,8 @@ class Scaler(Protocol):
         ...
 
     def workers(self) -> Mapping[str, Role]:
-        """Those that it keeps running, whether they have joined or not: they are started again if they end. One that
-        has no name before it joins has another one here until then."""
+        """The roles of the workers that it keeps running, by id, whether they have joined or not: they are started
+        again if they end. One that has no name before it joins has another one here until then."""
         ...
 
     def waits_for(self) -> str:
@@ -27,7 +27,7 @@ class Scaler(Protocol):
         ...
 
     def failed(self) -> Mapping[str, str]:
-        """Those that it has given up, or what it could not do, and why."""
+        """Why, by the id of a worker that it has given up, or by what it could not do."""
         ...
 
     def why_no_start(self) -> str:

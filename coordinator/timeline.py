@@ -78,7 +78,7 @@ class Prediction:
 
     @property
     def total_s(self) -> float:
-        """Until the last token."""
+        """Seconds until the last token."""
         return self.first_token_s + self.rest_s
 
 

@@ -27,7 +27,7 @@ class WorkerTerms:
 
 
 def worker_terms(registry: Registry) -> WorkerTerms | None:
-    """Of the workers that have joined; None before the first has."""
+    """What the workers that have joined have alike; None before the first has."""
     num_blocks = min((worker.info.num_blocks for worker in registry), default=None)
     max_model_len = registry.max_model_len()
     if registry.terms is None or num_blocks is None or max_model_len is None:
@@ -40,7 +40,7 @@ class TunedServer(Protocol):
 
     @property
     def pool_desk(self) -> PoolService:
-        """As an operator has it."""
+        """Where the pools are changed, as operators change them."""
         ...
 
     def now(self) -> float:
@@ -48,7 +48,7 @@ class TunedServer(Protocol):
         ...
 
     def worker_terms(self) -> WorkerTerms | None:
-        """None before the first worker has joined."""
+        """What the workers have alike; None before the first has joined."""
         ...
 
 
@@ -64,19 +64,19 @@ class Tuner(Protocol):
         ...
 
     def ended(self, ended: EndedRequest, now: float) -> None:
-        """A moment ago its outcome was decided, or it was refused."""
+        """A request's outcome was decided a moment ago, or it was refused."""
         ...
 
     def status(self) -> Mapping[str, Any]:
-        """For operators, as JSON values."""
+        """What operators are shown of it, as JSON values."""
         ...
 
     def counts(self) -> Mapping[TunerMetric, float]:
-        """What only grows."""
+        """Its counters, none of which ever falls."""
         ...
 
     def median_errors(self) -> Mapping[str, float]:
-        """Of its predictions so far, by figure."""
+        """The median error of its predictions so far, by figure, as `TUNER_ERROR_HELP` defines it."""
         ...
 
     @property

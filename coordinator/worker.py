@@ -26,7 +26,7 @@ class Departure:
 
     @property
     def purpose(self) -> str:
-        """What the worker does, in words."""
+        """What becomes of the worker, as the end of a sentence about it."""
         return "is drained" if self.role is None else f"becomes a {self.role} worker"
 
 
@@ -84,7 +84,7 @@ class Worker:
             self.loads.fell(self)
 
     def depart(self, departure: Departure | None) -> None:
-        """It is on its way out, or (None) stays after all."""
+        """Puts the worker on its way out of its pool, or (None) lets it stay after all."""
         self.departure = departure
         self.loads.stays_changed()
 
@@ -119,7 +119,7 @@ class Worker:
 
     @property
     def generates(self) -> bool:
-        """Whether it can."""
+        """Whether sequences are decoded here: by all but prefill workers, and by those that are hybrids."""
         return self.role is not Role.PREFILL or self.info.itl_budget_s is not None
 
     def pending_before(self, num_tokens: int) -> int:
@@ -144,7 +144,7 @@ class Worker:
             self.loads.fell(self)
 
     def grew(self, leg: Leg) -> None:
-        """`leg` fills one slot more."""
+        """Counts one KV slot more as filled by `leg`."""
         leg.num_tokens += 1
         self.held_tokens += 1
 

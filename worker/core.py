@@ -141,7 +141,7 @@ Event = (
 
 
 class SendCoordinator(msgspec.Struct, frozen=True):
-    """Send to the coordinator."""
+    """Send `message` to the coordinator."""
 
     message: Message
 

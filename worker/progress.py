@@ -25,7 +25,7 @@ class Progress:
         self._step_s = 0.0
 
     def step_ended(self) -> None:
-        """It has run."""
+        """The step has run."""
         self._step_s = None
         self.moved()
 

@@ -40,7 +40,7 @@ class Runner(Protocol):
 
     @property
     def grammars(self) -> Grammars:
-        """Those of the jobs."""
+        """Where what jobs' grammars need is prepared."""
         ...
 
     def run(self, batch: StepBatch, on_layer_done: Callable[[int], None] | None = None) -> StepOutput:

@@ -69,7 +69,7 @@ class Admin:
         self._generator = generator
 
     def mount(self, app: FastAPI) -> None:
-        """Adds them to `app`."""
+        """Adds the routes to `app`."""
         pools, worker = f"{ADMIN_PREFIX}pools", f"{ADMIN_PREFIX}workers/{{worker_id}}"
         app.add_api_route(pools, self.pools, methods=["GET"])
         for path, handler, body in (

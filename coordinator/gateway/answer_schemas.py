@@ -21,12 +21,12 @@ def object_of(
 
 
 def or_null(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Such a value, or null."""
+    """The schema of such a value, or null."""
     return {"anyOf": [schema, {"type": "null"}]}
 
 
 def list_of(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """A list of such values."""
+    """The schema of a list of such values."""
     return {"type": "array", "items": schema}
 
 

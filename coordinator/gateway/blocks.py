@@ -53,7 +53,7 @@ class BlockWriter(ABC):
         self._open: Block | None = None
 
     def add(self, deltas: Iterable[Delta]) -> bytes:
-        """The events of the next deltas."""
+        """The events of the next deltas. Raises InvariantViolation if a call's arguments come outside of it."""
         written = []
         for delta in deltas:
             match delta:

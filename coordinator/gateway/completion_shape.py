@@ -47,7 +47,11 @@ class CompletionShape(OpenAIShape):
         return Echo(text, tuple(offsets[: len(prompt.token_ids)]))
 
     def logprobs(self, index: int, echo: Echo | None, answer: Piece) -> dict[str, Any] | None:
-        """The log probabilities of the answer's tokens, after those of the prompt that it repeats."""
+        """The log probabilities of the answer's tokens, after those of the prompt that it repeats; None if nobody asked.
+
+        Raises:
+            InvariantViolation: those of the prompt are missing.
+        """
         num_top = self.wanted.num_logprobs
         if num_top is None:
             return None

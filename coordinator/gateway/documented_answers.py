@@ -120,18 +120,18 @@ _OF_STATUS: Mapping[int, Sequence[str]] = {
 
 
 def headers_of(status: int) -> dict[str, Any]:
-    """Those that an answer with this status may have."""
+    """The headers that an answer with this status may have."""
     return _referred("X-Request-Id", *_OF_STATUS.get(status, ()))
 
 
 def generation_headers(*, has_quotas: bool) -> dict[str, Any]:
-    """Those that the answer of a route that generates may have."""
+    """The headers that the answer of a route that generates may have."""
     quotas = _QUOTA_HEADERS if has_quotas else ()
     return _referred("X-Request-Id", *quotas)
 
 
 def body_headers() -> dict[str, Any]:
-    """Those that the answer of a route that reads a body may have besides."""
+    """The headers that the answer of a route that reads a body may have besides."""
     return _referred("X-Twinpool-Warning")
 
 

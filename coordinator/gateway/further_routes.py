@@ -14,7 +14,7 @@ from twinpool.engine.tokenizer import Tokenizer
 
 
 def mount_further_routes(app: FastAPI, service: Service, tokenizer: Tokenizer, generator: Generator) -> None:
-    """Adds them all to `app`."""
+    """Adds to `app` the routes of responses, messages and tokenizing, and those that say why they are not served."""
     counter = PromptCounter(service, generator)
     Responses(generator, counter).mount(app)
     Messages(generator, counter).mount(app)

@@ -51,7 +51,11 @@ class LogprobsWriter:
         self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs], num_top: int
     ) -> list[dict[str, Any] | None]:
         """`prompt_logprobs`: for each token but the first, the likeliest of its place and itself, by token id. The
-        `rank` counts from 1; of a token beyond the likeliest it is not known, and null."""
+        `rank` counts from 1; of a token beyond the likeliest it is not known, and null.
+
+        Raises:
+            ValueError: `logprobs` are not of all tokens but the first.
+        """
         if len(token_ids) != len(logprobs) + 1:
             raise ValueError(f"{len(logprobs)} log probabilities are not of {len(token_ids)} prompt tokens")
         return [None, *(self._ranked(*pair, num_top) for pair in zip(token_ids[1:], logprobs, strict=True))]

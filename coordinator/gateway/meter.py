@@ -26,7 +26,7 @@ class GatewayMeter(Collector):
         self._registry.register(self)
 
     def count(self, metric: GatewayMetric) -> None:
-        """One more."""
+        """Counts one more of `metric`."""
         self._counts[metric] += 1
 
     def watch(self, connections: Collection[Connection]) -> None:

@@ -58,8 +58,8 @@ class ChoiceShape(ABC):
 
     @abstractmethod
     def opening(self, first: Piece, usage_so_far: UsageSoFar) -> bytes:
-        """What it begins with, before `first` is written. Asked again for the next piece if neither this nor the
-        delta said anything."""
+        """What the choice begins with, before `first` is written. Asked again for the next piece if neither this nor
+        the delta said anything."""
 
     @abstractmethod
     def delta(self, piece: Piece) -> bytes:
@@ -67,7 +67,7 @@ class ChoiceShape(ABC):
 
     @abstractmethod
     def ending(self, last: Piece) -> bytes:
-        """What it ends with, after its `last` piece."""
+        """What the choice ends with, after its `last` piece."""
 
 
 class Shape(ABC):

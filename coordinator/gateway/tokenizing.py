@@ -140,7 +140,7 @@ class PromptCounter:
 
 
 class Tokenizing:
-    """The routes."""
+    """The routes that tokenize and detokenize."""
 
     def __init__(self, service: Service, generator: Generator, tokenizer: Tokenizer) -> None:
         self._service = service
@@ -148,7 +148,7 @@ class Tokenizing:
         self._detokenizer = Detokenizer(tokenizer)
 
     def mount(self, app: FastAPI) -> None:
-        """Adds them to `app`."""
+        """Adds the routes to `app`."""
         for path, handler, body in (
             ("/tokenize", self.tokenize, TokenizeBody),
             ("/detokenize", self.detokenize, DetokenizeBody),

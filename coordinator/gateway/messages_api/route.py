@@ -33,7 +33,7 @@ NAMES = FieldNames(
 
 
 class Messages:
-    """The routes."""
+    """The routes of `/v1/messages`."""
 
     def __init__(self, generator: Generator, counter: PromptCounter) -> None:
         self._generator = generator
@@ -41,7 +41,7 @@ class Messages:
         self._counter = counter
 
     def mount(self, app: FastAPI) -> None:
-        """Adds them to `app`."""
+        """Adds the routes to `app`."""
         create, count = generation_schema(MessagesBody), body_schema(MessagesBody)
         app.add_api_route(PATH, self.create, methods=["POST"], openapi_extra=create)
         app.add_api_route(f"{PATH}/count_tokens", self.count_tokens, methods=["POST"], openapi_extra=count)

@@ -36,14 +36,14 @@ NAMES = FieldNames(
 
 
 class Responses:
-    """The routes."""
+    """The routes of `/v1/responses`."""
 
     def __init__(self, generator: Generator, counter: PromptCounter) -> None:
         self._generator = generator
         self._counter = counter
 
     def mount(self, app: FastAPI) -> None:
-        """Adds them to `app`."""
+        """Adds the routes to `app`."""
         create = generation_schema(ResponsesBody)
         app.add_api_route(PATH, self.create, methods=["POST"], openapi_extra=create)
         count = body_schema(ResponsesBody)

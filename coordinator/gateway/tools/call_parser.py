@@ -51,7 +51,7 @@ class CallParser(ABC):
         return self._writer.take()
 
     def finish(self) -> list[Delta]:
-        """What was held back."""
+        """The answer has ended: the deltas of what was held back."""
         self._reader.end()
         next(self._steps, None)
         self._writer.end()

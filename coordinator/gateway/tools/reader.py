@@ -81,12 +81,12 @@ class TextReader:
         self._has_ended = False
 
     def feed(self, text: str) -> None:
-        """More text."""
+        """Adds what has come of the text."""
         self._text = self._text[self._at :] + text
         self._at = 0
 
     def end(self) -> None:
-        """There is no more text."""
+        """Says that the text has ended."""
         self._has_ended = True
 
     @property
@@ -95,17 +95,17 @@ class TextReader:
         return self._has_ended and self._at == len(self._text)
 
     def keep(self) -> None:
-        """What is read from here on may be wanted back."""
+        """Keeps what is read from here on, until `kept` or `forget`."""
         self._kept = []
 
     def kept(self) -> str:
-        """What was read since `keep`; nothing is kept any longer."""
+        """Returns what was read since `keep`, and keeps it no longer."""
         text = "".join(self._kept or ())
         self.forget()
         return text
 
     def forget(self) -> None:
-        """What was read since `keep` is not wanted back."""
+        """Keeps what was read since `keep` no longer."""
         self._kept = None
 
     def more(self) -> Steps[bool]:
@@ -131,7 +131,7 @@ class TextReader:
         return text
 
     def take_all(self) -> str:
-        """Reads what is there."""
+        """Reads all that has come."""
         return self.take(len(self._text) - self._at)
 
     def take_of(self, allowed: str) -> Steps[str]:

@@ -41,7 +41,7 @@ class ThinkParser:
         return self._go_on()
 
     def finish(self) -> list[Delta]:
-        """What was held back."""
+        """The answer has ended: the deltas of what was held back."""
         self._reader.end()
         return self._go_on() + self._answer.finish()
 

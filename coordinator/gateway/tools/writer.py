@@ -54,7 +54,7 @@ class DeltaWriter:
         self._gap = []
 
     def end(self) -> None:
-        """The answer has ended."""
+        """The answer has ended: text that was held back is content if no call came before it."""
         if (text := "".join(self._gap)) and not self._num_calls:
             self._deltas.append(Content(text))
         self._gap = []
