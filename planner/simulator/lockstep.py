@@ -25,6 +25,7 @@ from twinpool.decode_pool.core import DecodeCore
 from twinpool.decode_pool.lockstep import LockstepLoad
 from twinpool.errors import InvariantViolation
 from twinpool.messages import LockstepTokens
+from twinpool.planner.simulator.machine import Delivered
 from twinpool.planner.simulator.worker import TOKEN_ID, SimulatedWorker
 from twinpool.planner.step_shape import StepShape
 from twinpool.planner.times.service_times import steps_ahead
@@ -103,8 +104,8 @@ class LockstepWorker(SimulatedWorker):
         seconds = list(map(sub, ends, [self._began_at, *ends]))
         for step_s in seconds:
             self.busy_s += step_s
-        self._began_at = ends[-1]
-        self.num_steps += len(ends)
+        self._began_at = self._ended_at = ends[-1]
+        self._count_ended(len(ends), self._shape.num_sequences)
         self._present = place
         times = [end_at + self.control_s for end_at in ends] if self.control_s else ends
         told = self._decode.skip_steps(seconds)
@@ -114,6 +115,11 @@ class LockstepWorker(SimulatedWorker):
         if len(told) < len(times):
             self._keep_untold(times[len(told) :], self._num_sequences_at(place - 1), QUIET_STEP)
         self.note_due()
+
+    def delivered_before(self, now: float) -> Delivered:
+        """See `Computing`."""
+        self.settle(now)
+        return super().delivered_before(now)
 
     def _keep_untold(self, times: list[float], num_sequences: int, message: LockstepTokens) -> None:
         """Steps that could be told, each at its time."""

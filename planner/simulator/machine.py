@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import NamedTuple, Protocol
+
+
+class Delivered(NamedTuple):
+    """How many steps have ended, and how many tokens came of them."""
+
+    num_steps: int
+    num_tokens: int
 
 
 class Computing(Protocol):
-    """A worker whose step is under way."""
+    """A worker of a machine."""
 
     def go_on(self, num_busy: int) -> None:
-        """From now on the step takes its course beside `num_busy` others."""
+        """From now on the step that is under way takes its course beside `num_busy` others."""
+        ...
+
+    def delivered_before(self, now: float) -> Delivered:
+        """What has ended before this very moment."""
         ...
 
 
@@ -21,10 +32,25 @@ class Machine:
     that follow each other without a gap a worker counts as computing.
     """
 
-    __slots__ = ("_busy",)
+    __slots__ = ("_busy", "_workers")
 
     def __init__(self) -> None:
+        self._workers: list[Computing] = []
         self._busy: dict[Computing, None] = {}
+
+    def employ(self, worker: Computing) -> None:
+        """`worker` has come."""
+        self._workers.append(worker)
+
+    def delivered_beside(self, worker: Computing, now: float) -> Delivered:
+        """What all but `worker` have delivered before this very moment."""
+        num_steps = num_tokens = 0
+        for other in self._workers:
+            if other is not worker:
+                steps, tokens = other.delivered_before(now)
+                num_steps += steps
+                num_tokens += tokens
+        return Delivered(num_steps, num_tokens)
 
     def begin(self, worker: Computing) -> None:
         """A step of `worker` begins now."""

@@ -16,7 +16,7 @@ from twinpool.layout import KVLayout
 from twinpool.messages import Message
 from twinpool.planner.deployment import Pool
 from twinpool.planner.simulator.agenda import LATER, STEP_MESSAGES, Agenda
-from twinpool.planner.simulator.machine import Machine, Nic
+from twinpool.planner.simulator.machine import Delivered, Machine, Nic
 from twinpool.planner.step_shape import StepShape, of_chunk, of_sequences
 from twinpool.prefill_pool.core import PrefillCore
 from twinpool.request import RequestKey
@@ -96,9 +96,14 @@ class SimulatedWorker:
         """From the coordinator's hearing of its tokens until clients have them."""
         self._handoff_s = overheads.handoff_s
         self._wake_s, self._busy_wake_s = overheads.wake_s, overheads.busy_wake_s
+        self._delivery_s, self._delivery_token_s = overheads.delivery_s, overheads.delivery_token_s
         self._agenda = agenda
         self._to_coordinator = to_coordinator
         self._machine = machine
+        if machine is not None:
+            machine.employ(self)
+        # A step of one that generates is about as long as its neighbours': `step_s` counts what these deliver.
+        self._is_delayed = machine is not None and pool.role is Role.PREFILL
         self._generates = _generates(self.core)
         self._rank = LATER
         self._is_stepping = False
@@ -107,11 +112,16 @@ class SimulatedWorker:
         self._shape = StepShape()
         self._began_at = 0.0
         self._ended_at = -1.0
+        self._num_tokens = self._num_last_tokens = 0
+        """Of all steps that have ended, and of the last one."""
         self._has_slept = False
         self._version = 0
         self._moved_at = 0.0
         self._whole_s = 0.0
         self._share_done = 0.0
+        self._delivered = Delivered(0, 0)
+        """What others have, as far as it has delayed the step that runs."""
+        self._delayed_until = 0.0
         self._pushed: dict[int, _Pushed] = {}
         self._carry_out: dict[type[Any], Callable[[Any], None]] = {
             SendCoordinator: self._send_coordinator,
@@ -173,11 +183,13 @@ class SimulatedWorker:
         self._shape = shape
         self._began_at = self._moved_at = self._agenda.now
         self._has_slept = self._began_at > self._ended_at
-        self._share_done = self._whole_s = 0.0
+        self._share_done = self._whole_s = self._delayed_until = 0.0
         if self._machine is None:
             self.go_on(0)
-        else:
-            self._machine.begin(self)
+            return
+        if self._is_delayed:
+            self._delivered = self._machine.delivered_beside(self, self._began_at)
+        self._machine.begin(self)
 
     def go_on(self, num_busy: int) -> None:
         """From now on the step takes its course beside `num_busy` others (`Machine`)."""
@@ -187,6 +199,8 @@ class SimulatedWorker:
     def _end_beside(self, num_busy: int) -> float:
         """When the step that runs ends, if so many others compute from now on."""
         now = self._agenda.now
+        if self._delayed_until:
+            return self._delayed_until  # it has computed all
         if self._whole_s:
             self._share_done += (now - self._moved_at) / self._whole_s
         self._moved_at = now
@@ -201,16 +215,39 @@ class SimulatedWorker:
     def _end_step(self, version: int) -> None:
         if version != self._version:
             return  # it has become longer or shorter since
+        if self._is_delayed and (delay_s := self._delay_s()):
+            self._delayed_until = self._agenda.now + delay_s
+            self._agenda.at(self._delayed_until, self.number, self._end_step, version)
+            return
         self._ended_at = self._agenda.now
         seconds = self._ended_at - self._began_at
         self.busy_s += seconds
-        self.num_steps += 1
+        self._count_ended(1, self._shape.num_sequences + self._shape.num_chunks)
         self._is_stepping = False
         self._rank = STEP_MESSAGES + self.number
         self._step_ended(seconds)
         self._rank = LATER
         if self._machine is not None and not self._is_stepping:
             self._machine.rest(self)
+
+    def _count_ended(self, num_steps: int, num_tokens_each: int) -> None:
+        self.num_steps += num_steps
+        self._num_tokens += num_steps * num_tokens_each
+        self._num_last_tokens = num_tokens_each
+
+    def delivered_before(self, now: float) -> Delivered:
+        """See `Computing`."""
+        if self._ended_at < now:
+            return Delivered(self.num_steps, self._num_tokens)
+        return Delivered(self.num_steps - 1, self._num_tokens - self._num_last_tokens)
+
+    def _delay_s(self) -> float:
+        """By which what others have delivered since it was asked last delays the step that runs."""
+        assert self._machine is not None
+        before, self._delivered = self._delivered, self._machine.delivered_beside(self, self._agenda.now)
+        num_steps = self._delivered.num_steps - before.num_steps
+        num_tokens = self._delivered.num_tokens - before.num_tokens
+        return num_steps * self._delivery_s + num_tokens * self._delivery_token_s
 
     def _step_ended(self, seconds: float) -> None:
         """What was planned ahead begins, and the core hears of both."""

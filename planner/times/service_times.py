@@ -17,7 +17,9 @@ class Overheads:
     `prompt_token_s` more for each prompt token; `control_s`: a message from one process to another; `output_s`: from a
     step's end until its tokens are at the client; `handoff_s`: what a transfer takes beside its bytes; `wake_s`: what a
     step takes longer if its worker had nothing to do before, as caches are cold and processors slept, with
-    `busy_wake_s` more for each other worker of the machine that computes.
+    `busy_wake_s` more for each other worker of the machine that computes; `delivery_s`: by how much a step of a prefill
+    worker is delayed when another worker of the machine ends one meanwhile, as the tokens are delivered on the same
+    processors, with `delivery_token_s` more for each of these.
     """
 
     request_s: float = 0.0
@@ -27,6 +29,8 @@ class Overheads:
     handoff_s: float = 0.0
     wake_s: float = 0.0
     busy_wake_s: float = 0.0
+    delivery_s: float = 0.0
+    delivery_token_s: float = 0.0
 
 
 class ServiceTimes(Protocol):

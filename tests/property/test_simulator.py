@@ -17,8 +17,9 @@ from twinpool.planner.simulator.driver import Driver
 from twinpool.planner.times.service_times import Overheads
 
 OVERHEADS = Overheads(
-    request_s=0.001, control_s=0.0005, output_s=0.002, handoff_s=0.004, wake_s=0.003, busy_wake_s=0.005
-)
+    request_s=0.001, control_s=0.0005, output_s=0.002, handoff_s=0.004, wake_s=0.003, busy_wake_s=0.005,
+    delivery_s=0.001, delivery_token_s=2e-4,
+)  # fmt: skip
 PREFILL = LinearTimes(base_s=0.004, prompt_token_s=2e-4, start_s=1e-4, byte_s=1e-8)
 DECODE = replace(PREFILL, base_s=0.008, sequence_s=3e-4, context_s=1e-6, busy_share=0.3)
 
