@@ -232,7 +232,7 @@ class Reopening:
         self._opened_at = now
 
     def failed(self, now: float) -> float | None:
-        """The link could not be opened, or is lost. Returns the seconds to wait before the next try, None to give up."""
+        """The link could not be opened, or is lost; returns seconds to wait before the next try, None to give up."""
         if self._opened_at is not None and now - self._opened_at >= HELD_S:
             self._num_failures = 0
         self._opened_at = None

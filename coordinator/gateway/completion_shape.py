@@ -47,7 +47,7 @@ class CompletionShape(OpenAIShape):
         return Echo(text, tuple(offsets[: len(prompt.token_ids)]))
 
     def logprobs(self, index: int, echo: Echo | None, answer: Piece) -> dict[str, Any] | None:
-        """The log probabilities of the answer's tokens, after those of the prompt that it repeats; None if nobody asked.
+        """The log probabilities of the answer's tokens, after those of the prompt that it repeats; None: nobody asked.
 
         Raises:
             InvariantViolation: those of the prompt are missing.
