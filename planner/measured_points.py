@@ -74,8 +74,8 @@ class MeasuredPoint:
     prefill_tp: int | None = None
 
 
-class Prediction(NamedTuple):
-    """Seconds, as the module says."""
+class PredictedTimes(NamedTuple):
+    """Of one point, in seconds, as the module defines them."""
 
     ttft_alone_s: float
     ttft_together_s: float
@@ -83,12 +83,12 @@ class Prediction(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Compared:
+class ComparedPoint:
     """A point beside its prediction, in seconds, and beside the data sheet's floor."""
 
     point: MeasuredPoint
-    predicted: Prediction
-    floor: Prediction
+    predicted: PredictedTimes
+    floor: PredictedTimes
 
     @property
     def errors(self) -> tuple[float, float, float]:
@@ -154,13 +154,13 @@ def _point(row: Mapping[str, str], max_concurrency: int) -> MeasuredPoint | str:
 StepTime = Callable[[StepShape], float]
 
 
-def predict(step_s: StepTime, point: MeasuredPoint, prefill_step_s: StepTime | None = None) -> Prediction:
+def predict(step_s: StepTime, point: MeasuredPoint, prefill_step_s: StepTime | None = None) -> PredictedTimes:
     """What steps of these times make of the point's load; `prefill_step_s` are those of prefill workers of its own."""
     prompt_s = sum((prefill_step_s or step_s)(chunk) for chunk in _chunks(point.prompt_tokens))
     context = int(point.concurrency * (point.prompt_tokens + point.output_tokens / 2))
     decode_s = step_s(StepShape(num_sequences=point.concurrency, context_tokens=context))
     disturbed_s = 0.0 if prefill_step_s else (point.concurrency - 1) * prompt_s / point.output_tokens
-    return Prediction(prompt_s, (point.concurrency + 1) / 2 * prompt_s, decode_s + disturbed_s)
+    return PredictedTimes(prompt_s, (point.concurrency + 1) / 2 * prompt_s, decode_s + disturbed_s)
 
 
 def _chunks(num_tokens: int) -> Iterable[StepShape]:
@@ -170,9 +170,9 @@ def _chunks(num_tokens: int) -> Iterable[StepShape]:
 
 def compare(
     points: Iterable[MeasuredPoint], kind: str, public_data: Path | None
-) -> tuple[list[Compared], Counter[str]]:
+) -> tuple[list[ComparedPoint], Counter[str]]:
     """Each point beside what `kind` predicts of it, and why others could not be predicted."""
-    compared: list[Compared] = []
+    compared: list[ComparedPoint] = []
     left_out: Counter[str] = Counter()
     for point in points:
         spec = f"{kind}:{point.device.name}"
@@ -189,7 +189,7 @@ def compare(
         refuse_faster_times(times, floor)
         predicted = predict(times.step_s, point, None if prefill_times is None else prefill_times.step_s)
         least = predict(floor.floor_s, point, None if prefill_floor is None else prefill_floor.floor_s)
-        compared.append(Compared(point, predicted, least))
+        compared.append(ComparedPoint(point, predicted, least))
     return compared, left_out
 
 
@@ -198,11 +198,11 @@ def is_held_out(point: MeasuredPoint) -> bool:
     return zlib.crc32(point.name.encode()) % 2 == 1
 
 
-def table(compared: Sequence[Compared]) -> list[str]:
+def table(compared: Sequence[ComparedPoint]) -> list[str]:
     """Rows of Markdown: the distribution of errors over all points, and by engine, device, model and concurrency."""
     held_out = [each for each in compared if is_held_out(each.point)]
     groups = [("all", list(compared)), ("the half that nothing was fitted to", held_out)]
-    keys: Sequence[Callable[[Compared], str]] = (
+    keys: Sequence[Callable[[ComparedPoint], str]] = (
         lambda each: "colocated" if each.point.prefill_tp is None else "disaggregated",
         lambda each: each.point.engine,
         lambda each: each.point.device.title,

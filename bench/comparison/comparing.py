@@ -40,16 +40,16 @@ class Wanted:
 
 
 @dataclass(frozen=True, slots=True)
-class Compared:
+class ComparedLoad:
     """One load on all arms, tuned ones under their found names. Its trials grow while it is measured."""
 
     trials: Trials
     tried: tuple[Tried, ...]
 
 
-def compare_arms(wanted: Wanted, stand: Stand, model: Model, say: Say, found: list[Compared]) -> None:
-    """Runs everything, and adds a `Compared` to `found` for each load as it begins: what was measured is there even if
-    this raises. The time is divided evenly among the loads.
+def compare_arms(wanted: Wanted, stand: Stand, model: Model, say: Say, found: list[ComparedLoad]) -> None:
+    """Runs everything, and adds a `ComparedLoad` to `found` for each load as it begins: what was measured is there even
+    if this raises. The time is divided evenly among the loads.
 
     Raises:
         ServerFault, NoServer, NothingMeasured: a server does not start or answer.
@@ -79,7 +79,7 @@ def compare_arms(wanted: Wanted, stand: Stand, model: Model, say: Say, found: li
     _stop_losers(stand, tuned)
     for number, (load, (arms, tried)) in enumerate(zip(loads, tuned, strict=True)):
         say(f"{load.name}: {load.description}")
-        compared = Compared(Trials(load, tuple(arms)), tuple(tried))
+        compared = ComparedLoad(Trials(load, tuple(arms)), tuple(tried))
         found.append(compared)
         for arm in arms:
             stand.load(arm, _warm_up(load.requests(wanted.seed + _WARM_UP_SEED)), f"warm-up-{load.name}")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from twinpool.bench.comparison.arms import Arm
-from twinpool.bench.comparison.comparing import Compared
+from twinpool.bench.comparison.comparing import ComparedLoad
 from twinpool.bench.comparison.measures import comparisons, figures, goodput_of_nothing
 from twinpool.bench.comparison.noise import noise_table, noise_warnings
 from twinpool.bench.comparison.outputs import check_outputs
@@ -30,7 +30,7 @@ class Circumstances:
     confidence: float
 
 
-def comparison_report(compared: Compared, stand: Stand, around: Circumstances) -> Report:
+def comparison_report(compared: ComparedLoad, stand: Stand, around: Circumstances) -> Report:
     """Of one load with at least one repetition. Its arms' servers must still be there, if they were started here."""
     trials, load = compared.trials, compared.trials.load
     baseline, *others = trials.arms

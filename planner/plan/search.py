@@ -29,7 +29,7 @@ _CLOSE = 0.05
 """A runner-up within this is a finalist, too."""
 
 
-class Verdict(StrEnum):
+class SizeVerdict(StrEnum):
     """Whether a number of accelerators serves the traffic's rate, and how that is known."""
 
     BOUND = "no layout's bound reaches the rate"
@@ -44,7 +44,7 @@ class Search:
     `sizes` says what was found of numbers of accelerators."""
 
     study: Study
-    sizes: dict[int, Verdict] = field(default_factory=dict)
+    sizes: dict[int, SizeVerdict] = field(default_factory=dict)
     recommended: Layout | None = None
     finalists: list[Layout] = field(default_factory=list)
 
@@ -58,7 +58,7 @@ class Search:
         if at == len(sizes):
             sizes, at = [budget], 0
         for size in sizes[at:]:
-            if wanted is not None and self.sizes.get(size) is Verdict.FAILS and size != budget:
+            if wanted is not None and self.sizes.get(size) is SizeVerdict.FAILS and size != budget:
                 continue
             self.survey(size)
             self.recommended = study.best(self._of_size(size)) or self.recommended
@@ -68,10 +68,10 @@ class Search:
             if wanted is None:
                 return
             if study.serves(study.best(self.finalists), wanted):
-                self.sizes[size] = Verdict.SERVES
+                self.sizes[size] = SizeVerdict.SERVES
                 return
-            if self.sizes.get(size) is Verdict.SERVES:
-                self.sizes[size] = Verdict.SHORT
+            if self.sizes.get(size) is SizeVerdict.SERVES:
+                self.sizes[size] = SizeVerdict.SHORT
 
     def best_known(self) -> Layout | None:
         """Of those whose rates are known, however well: with the fewest accelerators that serve the traffic, or of all
@@ -92,7 +92,7 @@ class Search:
             if found and self.study.bound(found[0]).rate_per_s >= wanted:
                 able.append(size)
             elif found:
-                self.sizes[size] = Verdict.BOUND
+                self.sizes[size] = SizeVerdict.BOUND
         return able
 
     def _fewest(self, sizes: Sequence[int], wanted: float) -> int:
@@ -105,7 +105,7 @@ class Search:
                 high = at
             else:
                 low, stride = at, 2 * stride
-            self.sizes[sizes[at]] = Verdict.SERVES if high == at else Verdict.FAILS
+            self.sizes[sizes[at]] = SizeVerdict.SERVES if high == at else SizeVerdict.FAILS
         return high
 
     def _some_serves(self, size: int, wanted: float) -> bool:

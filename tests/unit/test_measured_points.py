@@ -10,9 +10,9 @@ from support.public_data import public_data, public_file
 
 from twinpool.planner.measured_points import (
     POINTS,
-    Compared,
+    ComparedPoint,
     MeasuredPoint,
-    Prediction,
+    PredictedTimes,
     compare,
     main,
     predict,
@@ -112,8 +112,10 @@ def test_a_long_prompt_is_computed_in_chunks() -> None:
 
 
 def test_errors_are_told_with_and_without_their_signs() -> None:
-    floor = Prediction(0.0, 0.0, 0.0)
-    compared = [Compared(POINT, Prediction(0.09, 0.18, 0.012 * factor), floor) for factor in (0.5, 1.0, 1.1)]
+    floor = PredictedTimes(0.0, 0.0, 0.0)
+    compared = [
+        ComparedPoint(POINT, PredictedTimes(0.09, 0.18, 0.012 * factor), floor) for factor in (0.5, 1.0, 1.1)
+    ]
     rows = table(compared)
     assert rows[2] == "| all | 3 | +0 % (0, 0, 0) | +100 % (100, 100, 100) | +0 % (10, 50, 50) |"
     assert any(row.startswith("| concurrency 4 | 3 |") for row in rows)

@@ -25,7 +25,7 @@ from twinpool.config import require
 
 if TYPE_CHECKING:
     from twinpool.bench.comparison.arms import Arm
-    from twinpool.bench.comparison.comparing import Compared, MakeLoad, Wanted
+    from twinpool.bench.comparison.comparing import ComparedLoad, MakeLoad, Wanted
     from twinpool.bench.comparison.stand import Stand
     from twinpool.bench.comparison.workloads import Model
     from twinpool.bench.reports.model import Report
@@ -128,7 +128,7 @@ def _compare(wanted: Wanted, stand: Stand, same: Bed, reports: list[Report]) -> 
     from twinpool.bench.comparison.results import Circumstances, comparison_report
 
     around = Circumstances(same.command, same.facts, same.settings, wanted.seed, wanted.confidence)
-    found: list[Compared] = []
+    found: list[ComparedLoad] = []
     try:
         compare_arms(wanted, stand, same.model, say, found)
     finally:
