@@ -111,8 +111,11 @@ class LegKind(StrEnum):
     """What an attempt does on a worker."""
 
     PREFILL = "prefill"
+    """Computes the prompt and hands its KV over."""
     DECODE = "decode"
+    """Takes the KV and goes on from the first token."""
     GENERATE = "generate"
+    """Both, on a colocated worker or a hybrid."""
 
 
 class Leg(msgspec.Struct, eq=False):
@@ -137,8 +140,10 @@ class Request:
     `account` is its tenant's. `emitted` are the output tokens that went out, in order; `early` those that came before
     their turn (the two workers' connections race), by index. `prompt_logprobs` are those that the present attempt has
     told, until the first token takes them along. `queued_at` is when it began to wait, and has not got anywhere since.
-    `number` is its place in the order in which requests first came to the queue. `arrears` books tokens that it has
-    got, where that is put off (`lockstep.py`).
+    `number` is its place in the order in which requests first came to the queue. Of the present attempt,
+    `num_emitted_at_start` is how many tokens were out when it began, and `handed_off` whether its decode worker has the
+    KV. `ending` is the move that decided the outcome. `arrears` books tokens that it has got, where that is put off
+    (`lockstep.py`).
     """
 
     def __init__(self, submission: Submission, account: Account) -> None:
@@ -234,7 +239,7 @@ class Request:
             self.arrears()
 
     def forget_outputs(self) -> None:
-        """What the present attempt has told and the client has not got is worth nothing any more."""
+        """Drops what the present attempt has told and the client has not got."""
         self.early.clear()
         self.prompt_logprobs = None
 

@@ -71,8 +71,8 @@ class Preparation:
         self._grammars.forget(key)
 
     def look(self, now: float, *, is_idle: bool) -> None:
-        """Called every now and then. Does a piece of what the first grammar takes, if the worker has been idle for
-        long enough and none is being done."""
+        """Does a piece of what the first grammar takes, if the worker has been idle for `IDLE_S` at `now` and none is
+        being done. To be called several times in that span."""
         if not is_idle or self._held:
             self._idle_since = None
         elif self._idle_since is None:

@@ -131,8 +131,8 @@ class StepThread:
         await self._submit(lambda: self._run(plan, pusher))
 
     def offer(self, ahead: PlanAhead | None) -> None:
-        """In place of what was offered before. It comes too late, and has no effect, if the step that it follows has
-        ended."""
+        """Takes the plan of the step after the running one, in place of what was offered before. It comes too late, and
+        has no effect, if the step that it follows has ended."""
         self._ahead = ahead
 
     def _run(self, plan: StepPlan | None, pusher: LayerPusher | None) -> None:
