@@ -18,7 +18,7 @@ MACHINE = "this machine"
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class TriedLayout:
     """One layout. `chunk` of prompts, in tokens; None: as the roles have it, or whole prompts if `is_whole`. Its loads
     are sent `times_as_often` as others'."""
 
@@ -56,8 +56,8 @@ class Layout:
 
 
 LAYOUTS = (
-    Layout("1P1D", (Role.PREFILL, Role.DECODE), "1p1d", times_as_often=2),
-    Layout("colocated chunked", (Role.COLOCATED,), f"colocated-chunked-{CHUNK}", chunk=CHUNK),
-    Layout("colocated whole", (Role.COLOCATED,), "colocated-whole", is_whole=True),
+    TriedLayout("1P1D", (Role.PREFILL, Role.DECODE), "1p1d", times_as_often=2),
+    TriedLayout("colocated chunked", (Role.COLOCATED,), f"colocated-chunked-{CHUNK}", chunk=CHUNK),
+    TriedLayout("colocated whole", (Role.COLOCATED,), "colocated-whole", is_whole=True),
 )
 """Runs of 1P1D, whose two workers share what the machine gives, differ two to three times as much as the others'."""

@@ -54,7 +54,7 @@ class Yardstick:
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class TimedLoad:
     """One workload at one rate. `shapes` have their times and come in their order."""
 
     workload: str
@@ -113,7 +113,7 @@ WORKLOADS: dict[str, Callable[[int, int], list[Shape]]] = {
 }
 
 
-def make_loads(yardstick: Yardstick, seconds: float, seed: int) -> list[Load]:
+def make_loads(yardstick: Yardstick, seconds: float, seed: int) -> list[TimedLoad]:
     """All workloads at all rates, each for about `seconds`."""
     return [
         _load(name, rate, share, yardstick, seconds, seed + number)
@@ -122,12 +122,14 @@ def make_loads(yardstick: Yardstick, seconds: float, seed: int) -> list[Load]:
     ]
 
 
-def loads_of(facts: Facts) -> list[Load]:
+def loads_of(facts: Facts) -> list[TimedLoad]:
     """The loads of runs that were, or are to be, measured."""
     return make_loads(Yardstick(facts.prompt_token_s, facts.stream_token_s), facts.seconds, facts.seed)
 
 
-def _load(workload: str, rate: str, share: float, yardstick: Yardstick, seconds: float, seed: int) -> Load:
+def _load(
+    workload: str, rate: str, share: float, yardstick: Yardstick, seconds: float, seed: int
+) -> TimedLoad:
     make = WORKLOADS[workload]
     typical = make(400, seed)
     rate_per_s = share / max(_prefill_s(typical, yardstick), _decode_s(typical, yardstick))
@@ -140,7 +142,7 @@ def _load(workload: str, rate: str, share: float, yardstick: Yardstick, seconds:
         ttft_s=_three_digits(LOOSE_TTFT * yardstick.prompt_token_s * longest_tenth),
         tpot_s=_three_digits(LOOSE_TPOT * yardstick.stream_token_s * NUM_STREAMS),
     )
-    return Load(workload, rate, rate_per_s, timed, slo)
+    return TimedLoad(workload, rate, rate_per_s, timed, slo)
 
 
 def _three_digits(seconds: float) -> float:
@@ -163,7 +165,7 @@ def _decode_s(shapes: Sequence[Shape], yardstick: Yardstick) -> float:
 
 
 def planned(
-    load: Load, tokenizer: tokenizers.Tokenizer, prompt_as: PromptAs, seed: int
+    load: TimedLoad, tokenizer: tokenizers.Tokenizer, prompt_as: PromptAs, seed: int
 ) -> list[PlannedRequest]:
     """The same requests with prompts. Raises ConfigError if the tokenizer cannot make texts of exact lengths."""
     synthesizer = Synthesizer(tokenizer, prompt_as, seed)

@@ -27,12 +27,12 @@ from twinpool.engine.processor import processor
 from twinpool.engine.tokenizer import Tokenizer
 from twinpool.errors import ConfigError
 from twinpool.planner.accuracy.folder import Facts, Folder
-from twinpool.planner.accuracy.layouts import BLOCK_SIZE, KV_TOKENS, LAYOUTS, Layout
-from twinpool.planner.accuracy.loads import SHARES, WORKLOADS, Load, Yardstick, loads_of, planned
+from twinpool.planner.accuracy.layouts import BLOCK_SIZE, KV_TOKENS, LAYOUTS, TriedLayout
+from twinpool.planner.accuracy.loads import SHARES, WORKLOADS, TimedLoad, Yardstick, loads_of, planned
 from twinpool.planner.profile.fitted_times import FittedTimes
 from twinpool.planner.profile.measure import ProfileSettings, Profiling
 from twinpool.planner.profile.saved import StepSample
-from twinpool.planner.profile.served import prompts_as
+from twinpool.planner.profile.served_loads import prompts_as
 
 FIRST_ROUNDS = 3
 """Of all steps of each profile, before the first load: rates are made of these."""
@@ -64,8 +64,8 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    layout: Layout
-    load: Load
+    layout: TriedLayout
+    load: TimedLoad
     repetition: int
 
     @property
@@ -191,7 +191,7 @@ class _Measuring:
         self._say = say
         self._arms = {layout.name: layout.arm(max_model_len) for layout in LAYOUTS}
 
-    def start(self, layouts: Iterable[Layout], load: Load) -> None:
+    def start(self, layouts: Iterable[TriedLayout], load: TimedLoad) -> None:
         """Starts these servers. Some requests like those of the load warm them up."""
         requests, seed = self._requests(load), self._facts.seed
         warm = warm_up_requests(requests, self._prompt_as, self._tokenizer, _WARM_UPS, seed)
@@ -222,5 +222,5 @@ class _Measuring:
         self._folder.save_profile(profiling.profile())
         self._folder.save_run(layout.name, load.name, run.repetition, trial.run, steps)
 
-    def _requests(self, load: Load) -> list[PlannedRequest]:
+    def _requests(self, load: TimedLoad) -> list[PlannedRequest]:
         return planned(load, self._tokenizer, self._prompt_as, self._facts.seed)

@@ -12,8 +12,8 @@ from twinpool.engine.model_files import resolve
 from twinpool.layout import Dtype, KVLayout
 from twinpool.planner.accuracy.comparing import Compared, compare
 from twinpool.planner.accuracy.folder import Folder
-from twinpool.planner.accuracy.layouts import BLOCK_SIZE, LAYOUTS, Layout
-from twinpool.planner.accuracy.loads import Load, loads_of
+from twinpool.planner.accuracy.layouts import BLOCK_SIZE, LAYOUTS, TriedLayout
+from twinpool.planner.accuracy.loads import TimedLoad, loads_of
 from twinpool.planner.profile.fit import factors_of
 from twinpool.planner.profile.fitted_times import FittedTimes
 from twinpool.planner.profile.saved import Profile, StepSample, Unsteadiness
@@ -24,7 +24,9 @@ NUM_SEEDS = 12
 """How often each run is simulated: which step meets which factor is chance."""
 
 
-def predict(load: Load, layout: Layout, profile: Profile, pace: Unsteadiness, kv: KVLayout, seed: int) -> Run:
+def predict(
+    load: TimedLoad, layout: TriedLayout, profile: Profile, pace: Unsteadiness, kv: KVLayout, seed: int
+) -> Run:
     """One load on one simulated layout, whose machine is as fast and as unsteady as `pace` says."""
     times = UnsteadyTimes(FittedTimes(profile), seed, pace)
     deployment = layout.deployment(times, kv, profile.max_model_len)
@@ -46,7 +48,7 @@ def pace_around(steps: Sequence[StepSample], profile: Profile) -> Unsteadiness:
     )
 
 
-def compare_all(folder: Folder, layouts: Sequence[Layout] = LAYOUTS) -> Iterator[Compared]:
+def compare_all(folder: Folder, layouts: Sequence[TriedLayout] = LAYOUTS) -> Iterator[Compared]:
     """Every load on every layout that the folder has runs of. Each run is simulated `NUM_SEEDS` times, with the pace of
     the steps around it. Raises ConfigError if the folder lacks what they are made with."""
     facts = folder.facts()

@@ -16,14 +16,14 @@ from twinpool.planner.accuracy.comparing import (
 )
 from twinpool.planner.accuracy.folder import Facts
 from twinpool.planner.accuracy.layouts import LAYOUTS
-from twinpool.planner.accuracy.loads import Load
+from twinpool.planner.accuracy.loads import TimedLoad
 
 BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
 """What is between them is made by the program; the rest of the document is written by people."""
 
 
 def measured_section(
-    facts: Facts, loads: Sequence[Load], runs: Sequence[Run], compared: Sequence[Compared]
+    facts: Facts, loads: Sequence[TimedLoad], runs: Sequence[Run], compared: Sequence[Compared]
 ) -> str:
     """Markdown, markers included."""
     found = errors_of(compared)
