@@ -58,7 +58,8 @@ class StepBatch:
 
 @dataclass(frozen=True, slots=True)
 class StepOutput:
-    """The sampled token of every slice that asked for one, and the step's duration in seconds.
+    """The sampled token of every slice that asked for one, the step's duration in seconds, and how much processor time
+    (`cpu_s`) the thread that ran it used.
 
     `missed_graph`: decode steps were to be captured CUDA graphs, and this one ran kernel by kernel all the same.
     `logprobs` are those of sampled tokens whose `sampling` asks for them, `scores` those of a slice's `scoring`.
@@ -71,6 +72,7 @@ class StepOutput:
     logprobs: dict[RequestKey, TokenLogprobs] = field(default_factory=dict)
     scores: dict[RequestKey, tuple[TokenLogprobs, ...]] = field(default_factory=dict)
     failed: dict[RequestKey, str] = field(default_factory=dict)
+    cpu_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -118,7 +118,7 @@ class ModelRunner:
         """Runs one step. KV goes to the pool in place; `on_layer_done(layer)` is called, one layer after the other, as
         soon as that layer's KV of all the batch's tokens is there: on this thread, or where a GPU goes on computing
         meanwhile, on another; in any case before this returns."""
-        start = time.perf_counter()
+        start, start_cpu = time.perf_counter(), time.thread_time()
         pieces = [piece for piece in batch.slices if piece.sampling is not None]
         sampling = StepSampling(pieces, self.grammars.matcher)
         scores: Scores = {}
@@ -132,8 +132,8 @@ class ModelRunner:
             else:
                 chosen, scores = self._step(batch, sampling, on_layer_done)
         token_ids = {piece.key: token for piece, token in zip(pieces, chosen.token_ids, strict=True)}
-        seconds = time.perf_counter() - start
-        return StepOutput(token_ids, seconds, missed, chosen.logprobs, scores, chosen.failed)
+        cpu_s, seconds = time.thread_time() - start_cpu, time.perf_counter() - start
+        return StepOutput(token_ids, seconds, missed, chosen.logprobs, scores, chosen.failed, cpu_s)
 
     def _step(
         self, batch: StepBatch, sampling: StepSampling, on_layer_done: LayerDone | None

@@ -255,6 +255,7 @@ class WorkerShell:
         for fence, reason in result.failed.items():
             self._handle(PushFailed(fence, reason))
         self._progress.step_ended()
+        self._core.counters.add(WorkerMetric.STEP_CPU_SECONDS, result.output.cpu_s)
         if result.output.missed_graph:
             self._missed_graph(len(result.plan.batch.slices))
         self._stepping = result.following is not None

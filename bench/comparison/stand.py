@@ -135,10 +135,6 @@ class Stand:
         self._loop.run(server.wait_until_rest(_REST_LIMIT_S))
         return self._loop.run(server.samples())
 
-    def coordinator_cpu_s(self, arm: Arm) -> float:
-        """Seconds of CPU that the coordinator of the arm's server, which was started here, has used so far."""
-        return self._own(arm).cpu_s()["coordinator"]
-
     def _own(self, arm: Arm) -> ServerUnderTest:
         server = self._serve(arm).server
         assert server is not None, "it was started here"

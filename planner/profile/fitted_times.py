@@ -66,16 +66,17 @@ class FittedTimes:
         """As `ServiceTimes.step_s`. More workers than there are cores for take turns on these."""
         memory_s, arithmetic_s = self._model.parts(shape)
         served, slow = self._served, self._slow
-        taken_s = memory_s + arithmetic_s + served.step_s + served.sequence_s * shape.num_sequences
+        taken_s = memory_s + arithmetic_s + served.step_s
+        taken_s += served.sequence_s * shape.num_sequences + served.chunk_s * shape.num_chunks
         if not num_busy:
             return taken_s
         if slow is not None:
-            taken_s += min(num_busy, self._places - 1) * (
-                slow.memory * memory_s
-                + slow.arithmetic * arithmetic_s
-                + served.busy_step_s
-                + served.busy_sequence_s * shape.num_sequences
-            )
+            beside_s = slow.memory * memory_s + slow.arithmetic * arithmetic_s
+            if (
+                shape.num_sequences
+            ):  # in steps of prompts each delivery counts by itself (`Overheads.delivery_s`)
+                beside_s += served.busy_step_s + served.busy_sequence_s * shape.num_sequences
+            taken_s += min(num_busy, self._places - 1) * beside_s
         return taken_s * max(1.0, (1 + num_busy) / self._places)
 
     @staticmethod

@@ -26,7 +26,7 @@ from twinpool.coordinator.launch import share_cores, usable_cores
 from twinpool.engine.model_config import ModelConfig
 from twinpool.errors import TransferError
 from twinpool.kv_transfer import shm_pool
-from twinpool.planner.profile import served, transfer_runs
+from twinpool.planner.profile import transfer_runs
 from twinpool.planner.profile.cases import BLOCK_SIZE, Part, full_plan, quick_plan
 from twinpool.planner.profile.engine_messages import Facts, WorkerSettings
 from twinpool.planner.profile.engine_runs import Engine, Sampler, engine
@@ -48,6 +48,15 @@ from twinpool.planner.profile.saved import (
     StepSample,
     TransferFit,
     TransferSample,
+)
+from twinpool.planner.profile.served import Served, served_of
+from twinpool.planner.profile.served_loads import (
+    FULL,
+    KV_TOKENS,
+    QUICK,
+    OverheadLoads,
+    prompts_as,
+    run_loads,
 )
 from twinpool.planner.profile.watching import Watch
 from twinpool.planner.step_shape import StepShape
@@ -132,7 +141,7 @@ class Profiling:
         self._stack = ExitStack()
         self._transfers: list[TransferSample] = []
         self._skipped: dict[str, str] = {}
-        self._served: served.Served | None = None
+        self._served: Served | None = None
         self._engines: list[Engine] = []
         self._watch = Watch(self._own_cpu_s)
         self._sampler: Sampler
@@ -205,7 +214,7 @@ class Profiling:
         noise = self._watch.noise(statistics.median(sample.spread for sample in self._sampler.samples()))
         profile = self._profile()
         warnings = [*far_off(profile.residuals), *_noise_words(noise), *_skipped_words(self._skipped)]
-        if served.prompts_as(self._settings.tokenizer) is not PromptAs.TEXT:
+        if prompts_as(self._settings.tokenizer) is not PromptAs.TEXT:
             warnings.append(
                 "prompts were sent as token ids, as this tokenizer joins words: tokenizing is not counted"
             )
@@ -274,19 +283,19 @@ def _transfers(
     return found
 
 
-def _served(settings: ProfileSettings, profile: Profile, places: Places, say: Say) -> served.Served:
+def _served(settings: ProfileSettings, profile: Profile, places: Places, say: Say) -> Served:
     times = FittedTimes(profile)
     arm = Arm("1P1D", ("--prefill", "1", "--decode", "1"), num_workers=2)
     if not places.has_two:
         arm = Arm("1 colocated", ("--colocated", "1"))
-    sizes = served.QUICK if settings.is_quick else served.FULL
-    loads = served.OverheadLoads(settings.tokenizer, profile.max_model_len, times, sizes)
-    hardware = Hardware(settings.flags, served.KV_TOKENS, BLOCK_SIZE)
+    sizes = QUICK if settings.is_quick else FULL
+    loads = OverheadLoads(settings.tokenizer, profile.max_model_len, times, sizes)
+    hardware = Hardware(settings.flags, KV_TOKENS, BLOCK_SIZE)
     with (
         tempfile.TemporaryDirectory(prefix="twinpool-profile-") as folder,
         Stand(hardware, Path(folder)) as stand,
     ):
-        runs = served.run_loads(stand, arm, loads, say)
+        runs = run_loads(stand, arm, loads, say, on_gpu=settings.device.startswith("cuda"))
 
     num_layers = ModelConfig.from_dir(settings.directory).num_layers
 
@@ -294,8 +303,7 @@ def _served(settings: ProfileSettings, profile: Profile, places: Places, say: Sa
         num_blocks = -(-num_tokens // profile.block_size)
         return times.transfer_s(num_blocks * profile.block_size * profile.kv_token_bytes // num_layers)
 
-    shares_cores = settings.threads >= len(usable_cores()) and not settings.device.startswith("cuda")
-    return served.served_of(runs, last_layer_s if places.has_two else None, shares_cores=shares_cores)
+    return served_of(runs, last_layer_s if places.has_two else None)
 
 
 def _predicts(times: FittedTimes) -> Callable[[StepSample], float]:

@@ -14,7 +14,7 @@ from twinpool.planner.times.service_times import Overheads
 
 _LONGEST_S = 3600.0
 """Of whatever a profile says: more is a mistake, which a simulation would take for ever about."""
-FORMAT = 3
+FORMAT = 4
 """Of the file; another number means other fields."""
 
 
@@ -52,12 +52,14 @@ class SlowDown(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ServedSteps(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a step takes longer in a server than in the engine alone: `step_s` from one step to the next, and for each
-    sequence `sequence_s`, as the delivery of its tokens uses the same cores; while other workers compute, too,
-    `busy_step_s` and `busy_sequence_s` more for each of them."""
+    """What a step takes longer in a server than in the engine alone: `step_s` from one step to the next and while
+    others have its core, for each sequence `sequence_s`, as its tokens are delivered on the same cores, and for each
+    chunk `chunk_s`, as what coordinator and client do for its request is done there, too; while other workers compute,
+    a step with sequences takes `busy_step_s` and `busy_sequence_s` more for each of them."""
 
     step_s: float = 0.0
     sequence_s: float = 0.0
+    chunk_s: float = 0.0
     busy_step_s: float = 0.0
     busy_sequence_s: float = 0.0
 

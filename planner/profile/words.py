@@ -40,8 +40,11 @@ def model_table(profile: Profile) -> Table:
         ("a message between two processes", over.control_s),
         ("a token from a step's end to the client", over.output_s),
         ("a hand-over beside its bytes", over.handoff_s),
-        ("between two steps", profile.served.step_s),
+        ("between two steps, and while others have its cores", profile.served.step_s),
         ("  and for each sequence", profile.served.sequence_s),
+        ("  and for each chunk of a prompt", profile.served.chunk_s),
+        ("a prefill worker's step, for each that a neighbour ends meanwhile", over.delivery_s),
+        ("  and for each sequence of that", over.delivery_token_s),
     ):
         table.add_row(name, _ms(seconds), "")
     return table

@@ -11,6 +11,7 @@ class WorkerMetric(StrEnum):
 
     STEPS = "steps_total"
     STEP_SECONDS = "step_seconds_total"
+    STEP_CPU_SECONDS = "step_cpu_seconds_total"
     MISSED_GRAPHS = "decode_steps_without_graph_total"
     PROMPT_TOKENS_COMPUTED = "prompt_tokens_computed_total"
     PROMPT_TOKENS_CACHED = "prompt_tokens_cached_total"
@@ -40,6 +41,8 @@ class WorkerMetric(StrEnum):
 METRIC_HELP: dict[WorkerMetric, str] = {
     WorkerMetric.STEPS: "Model steps run.",
     WorkerMetric.STEP_SECONDS: "Seconds spent in model steps.",
+    WorkerMetric.STEP_CPU_SECONDS: "Processor time of the thread that runs model steps in them. On a CPU "
+    "what is missing to their seconds went to others on its core; on a GPU it is what launching takes.",
     WorkerMetric.MISSED_GRAPHS: "Decode steps on a GPU that ran kernel by kernel where CUDA graphs were wanted: 0.",
     WorkerMetric.PROMPT_TOKENS_COMPUTED: "Prompt tokens run through the model.",
     WorkerMetric.PROMPT_TOKENS_CACHED: "Prompt tokens taken from the prefix cache.",

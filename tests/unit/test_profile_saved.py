@@ -149,10 +149,12 @@ def test_more_workers_than_cores_take_turns() -> None:
     assert whole.step_s(shape, 1) == pytest.approx(2 * whole.step_s(shape))
 
 
-def test_a_server_adds_to_the_engine_by_step_by_sequence_and_beside_others() -> None:
+def test_a_server_adds_to_the_engine_by_step_by_sequence_by_chunk_and_beside_others() -> None:
     profile = made_profile()
     engine = FittedTimes(msgspec.structs.replace(profile, served=type(profile.served)()))
     served, shape = FittedTimes(profile), of_sequences([200] * 8)
     assert served.step_s(shape) - engine.step_s(shape) == pytest.approx(1e-4 + 8 * 2e-5)
     assert served.step_s(shape, 1) - engine.step_s(shape, 1) == pytest.approx(1.4e-4 + 8 * 5e-5)
-    assert served.step_s(of_chunk(64)) - engine.step_s(of_chunk(64)) == pytest.approx(1e-4)
+    for num_busy in (0, 1):
+        added_s = served.step_s(of_chunk(64), num_busy) - engine.step_s(of_chunk(64), num_busy)
+        assert added_s == pytest.approx(1e-4 + 2e-3)

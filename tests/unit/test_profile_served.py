@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
-import msgspec
 import pytest
 from support.made_profiles import made_profile
 from support.made_tokenizers import byte_level
@@ -20,12 +19,17 @@ from twinpool.bench.serving.record import (
     TokenCount,
 )
 from twinpool.planner.profile.fitted_times import FittedTimes
-from twinpool.planner.profile.served import QUICK, Loaded, OverheadLoads, ServedRuns, served_of
+from twinpool.planner.profile.saved import ServedSteps
+from twinpool.planner.profile.served import served_of
+from twinpool.planner.profile.served_loads import QUICK, Loaded, OverheadLoads, RanSteps, ServedRuns
 from twinpool.planner.step_shape import of_chunk, of_sequences
+from twinpool.planner.times.service_times import Overheads
 
-BETWEEN_S, SEQUENCE_S, STEP_CPU_S, TOKEN_CPU_S = 1e-4, 2e-5, 6e-4, 9e-5
+BETWEEN_S, SEQUENCE_S, LOST_S, LOST_TOKEN_S, CHUNK_S = 1e-4, 2e-5, 6e-4, 9e-5, 2e-3
+DELIVERY_S, DELIVERY_TOKEN_S, BUSY_S, BUSY_TOKEN_S = 1.5e-3, 1e-4, 8e-4, 2e-5
 REQUEST_S, TOKEN_S, CONTROL_S, DELIVER_S, HANDOFF_S, LAST_LAYER_S = 2e-3, 1e-6, 3e-4, 2e-4, 1e-3, 4e-4
-PREFILL_S, DECODE_STEP_S, REQUEST_CPU_S = 0.05, 0.03, 5e-3
+PREFILL_S, DECODE_STEP_S = 0.05, 0.03
+"""`DECODE_STEP_S` is what a step computes; what it loses comes on top."""
 
 
 def record(
@@ -55,58 +59,92 @@ def single(index: int, prompt: int, *, is_split: bool = True) -> RequestRecord:
     return record(index, prompt, [Chunk(first_s, 1), Chunk(first_s + 0.05, 1)], stages, beside)
 
 
-def loaded(records: Sequence[RequestRecord], steps: int) -> Loaded:
-    num_tokens = sum(each.output_tokens for each in records)
-    cpu_s = REQUEST_CPU_S * len(records) + STEP_CPU_S * steps + TOKEN_CPU_S * num_tokens
-    return Loaded(run_of(records), steps, steps * DECODE_STEP_S, cpu_s)
+def ran(steps: int, own_s: float, lost_s: float) -> RanSteps:
+    return RanSteps(steps, steps * (own_s + lost_s), steps * own_s)
 
 
 def singles(*, is_split: bool = True) -> tuple[Loaded, Loaded]:
-    """Short and long ones."""
-    short, long = ([single(n, prompt, is_split=is_split) for n in range(5)] for prompt in (32, 512))
-    return loaded(short, 5), loaded(long, 5)
+    """Short and long ones, which get three tokens each."""
+    found = []
+    for prompt in (32, 512):
+        run = run_of([single(n, prompt, is_split=is_split) for n in range(5)])
+        decode = ran(10, DECODE_STEP_S, LOST_S + LOST_TOKEN_S)
+        prompts = ran(5, PREFILL_S, LOST_S + LOST_TOKEN_S + CHUNK_S)
+        if is_split:
+            found.append(Loaded(run, prompts, decode))
+        else:
+            both = RanSteps(15, prompts.step_s + decode.step_s, prompts.own_s + decode.own_s)
+            found.append(Loaded(run, both, both))
+    return found[0], found[1]
 
 
-def streams(count: int, *, is_split: bool = True, between_s: float = BETWEEN_S) -> Loaded:
-    """So many streams, all of whose tokens come at once."""
-    num_tokens, every_s = 40, DECODE_STEP_S + between_s + SEQUENCE_S * count
-    skipped = int(is_split)
-    chunks = [
-        *([Chunk(0.5, 1)] * skipped),
-        *(Chunk(1.0 + n * every_s, 1) for n in range(num_tokens - skipped)),
-    ]
+def streams(
+    count: int, *, is_split: bool = True, between_s: float = BETWEEN_S, busy_s: float = 0.0
+) -> Loaded:
+    """So many streams, all of whose tokens come at once. Their steps together lose `busy_s` more."""
+    num_tokens, skipped = 40, int(is_split)
+    num_steps, lost_s = num_tokens - skipped, LOST_S + LOST_TOKEN_S * count
+    lost_s += busy_s / num_steps
+    every_s = DECODE_STEP_S + lost_s + between_s + SEQUENCE_S * count
+    chunks = [*([Chunk(0.5, 1)] * skipped), *(Chunk(1.0 + n * every_s, 1) for n in range(num_steps))]
     beside = [Stage("transfer", 0.0, 0.4)] if is_split else []
-    return loaded([record(index, 8, chunks, [], beside) for index in range(count)], num_tokens - skipped)
+    run = run_of([record(index, 8, chunks, [], beside) for index in range(count)])
+    decode = ran(num_steps, DECODE_STEP_S, lost_s)
+    return Loaded(run, ran(1, 0.02, 0.0) if is_split else decode, decode)
+
+
+def prompts_beside(count: int) -> Loaded:
+    """Prompts while so many streams get their tokens."""
+    busy_share, num_prompts = 0.5, 8
+    num_delivered = 39 * busy_share
+    both = streams(count, busy_s=num_delivered * (BUSY_S + BUSY_TOKEN_S * count))
+    times = both.run.requests[0].chunks
+    prompt_s = (times[-1].at_s - times[1].at_s) * busy_share
+    lost_s = num_delivered * (DELIVERY_S + DELIVERY_TOKEN_S * count) + num_prompts * (
+        LOST_S + LOST_TOKEN_S + CHUNK_S
+    )
+    requests = [
+        *both.run.requests,
+        *(record(count + n, 256, [Chunk(1.2, 1)], []) for n in range(num_prompts)),
+    ]
+    return Loaded(run_of(requests), RanSteps(num_prompts, prompt_s, prompt_s - lost_s), both.decode)
 
 
 def test_overheads_are_told_apart() -> None:
-    runs = ServedRuns(*singles(), {count: streams(count) for count in (1, 4, 16)})
-    found = served_of(runs, lambda _: LAST_LAYER_S, shares_cores=False)
-    assert msgspec.structs.astuple(found.steps) == pytest.approx(
-        (BETWEEN_S, SEQUENCE_S, STEP_CPU_S / 2, TOKEN_CPU_S / 2)
+    runs = ServedRuns(
+        *singles(),
+        {count: streams(count) for count in (1, 4, 16)},
+        {count: prompts_beside(count) for count in (1, 8)},
     )
-    over = found.overheads
-    assert over.request_s == pytest.approx(REQUEST_S)
-    assert over.prompt_token_s == pytest.approx(TOKEN_S)
-    assert over.control_s == pytest.approx(CONTROL_S)
-    assert over.output_s == pytest.approx(CONTROL_S + DELIVER_S)
-    assert over.handoff_s == pytest.approx(HANDOFF_S)
+    found = served_of(runs, lambda _: LAST_LAYER_S)
+    assert found.steps == ServedSteps(
+        step_s=pytest.approx(BETWEEN_S + LOST_S), sequence_s=pytest.approx(SEQUENCE_S + LOST_TOKEN_S),
+        chunk_s=pytest.approx(CHUNK_S), busy_step_s=pytest.approx(BUSY_S), busy_sequence_s=pytest.approx(BUSY_TOKEN_S),
+    )  # fmt: skip
+    assert found.overheads == Overheads(
+        request_s=pytest.approx(REQUEST_S), prompt_token_s=pytest.approx(TOKEN_S), control_s=pytest.approx(CONTROL_S),
+        output_s=pytest.approx(CONTROL_S + DELIVER_S), handoff_s=pytest.approx(HANDOFF_S),
+        delivery_s=pytest.approx(DELIVERY_S), delivery_token_s=pytest.approx(DELIVERY_TOKEN_S),
+    )  # fmt: skip
     assert all(sample.num_runs for sample in found.samples)
 
 
-def test_a_worker_on_all_cores_is_delayed_by_what_delivers_its_tokens_and_hands_nothing_over() -> None:
-    runs = ServedRuns(*singles(is_split=False), {count: streams(count, is_split=False) for count in (1, 8)})
-    found = served_of(runs, None, shares_cores=True)
-    assert found.overheads.handoff_s == 0
-    assert msgspec.structs.astuple(found.steps) == pytest.approx(
-        (BETWEEN_S + STEP_CPU_S, SEQUENCE_S + TOKEN_CPU_S, 0.0, 0.0)
+def test_a_worker_that_does_both_hands_nothing_over_and_has_no_neighbour() -> None:
+    runs = ServedRuns(
+        *singles(is_split=False), {count: streams(count, is_split=False) for count in (1, 8)}, {}
     )
+    found = served_of(runs, None)
+    assert found.overheads.handoff_s == found.overheads.delivery_s == 0
+    assert found.steps == ServedSteps(
+        step_s=pytest.approx(BETWEEN_S + LOST_S), sequence_s=pytest.approx(SEQUENCE_S + LOST_TOKEN_S),
+        chunk_s=pytest.approx(CHUNK_S),
+    )  # fmt: skip
 
 
 def test_steps_between_which_nothing_passes_add_nothing() -> None:
     """Clocks and noise can make it less than nothing; no overhead is negative for that."""
-    runs = ServedRuns(*singles(), {4: streams(4, between_s=-0.01)})
-    found = served_of(runs, lambda _: LAST_LAYER_S, shares_cores=False)
+    runs = ServedRuns(*singles(), {4: streams(4, between_s=-0.01)}, {})
+    found = served_of(runs, lambda _: LAST_LAYER_S)
     assert (found.steps.step_s, found.steps.sequence_s) == (0.0, 0.0)
 
 
@@ -120,3 +158,14 @@ def test_single_requests_are_over_before_the_next_one_comes_and_streams_begin_to
     assert [request.at_s for request in together] == [0.0] * 8
     assert {request.input_tokens for request in alone} == {128}, "half of what the model takes"
     assert {request.output_tokens for request in together} == {64}, "a quarter of that"
+
+
+def test_prompts_beside_streams_come_while_these_run() -> None:
+    times = FittedTimes(made_profile())
+    requests = OverheadLoads(byte_level(), 1024, times, QUICK).beside(8, 1)
+    streams, prompts = requests[:8], requests[8:]
+    assert [request.index for request in requests] == list(range(len(requests)))
+    assert {request.output_tokens for request in prompts} == {1}
+    assert len(prompts) >= QUICK.singles
+    last_s = streams[0].output_tokens * times.step_s(of_sequences([8] * 8))
+    assert all(0 < (request.at_s or 0.0) < last_s for request in prompts)
