@@ -130,6 +130,8 @@ class Account:
 
     def refusal(self, num_tokens: int, now: float, *, num_requests: int = 1) -> QuotaExceeded | None:
         """Why requests that take `num_tokens` at most must wait, and for how long; None if they need not."""
+        if self._requests is None and self._tokens is None:
+            return None
         waits = [
             (wait_s, f"of {bucket.per_minute} {unit} per minute {bucket.num_left(now)} are left, and {asked}")
             for bucket, amount, unit, asked in (

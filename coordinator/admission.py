@@ -136,6 +136,8 @@ class Admission:
 
     def _no_room(self, num_prompt: int, account: Account, now: float) -> list[QueueFull | None]:
         """The bounds in requests and prompt tokens: of the whole queue, and of the tenant's share of it."""
+        if not len(self._queue):
+            return []  # one may always wait
         config, share = self._config, self._accounts.share(account, now)
         most, most_tokens = config.max_queue_requests, config.max_queue_tokens
         everything = Ahead(len(self._queue), self._queue.num_tokens)

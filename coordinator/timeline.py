@@ -206,16 +206,13 @@ class Timeline(msgspec.Struct):
         stages: dict[str, int] = {}
         end = _us(now if self.ended_at is None else self.ended_at)
         first = None if self.first_token_at is None else _us(self.first_token_at)
-        entered = _us(self.received_at)
-        for number, (state, _) in enumerate(self.stamps, start=1):
-            left_us = _us(self.stamps[number][1]) if number < len(self.stamps) else end
-            left = min(left_us, end)
-            table = (
-                _STAGE_BEFORE_FIRST_TOKEN if first is None or entered < first else _STAGE_AFTER_FIRST_TOKEN
-            )
-            if (name := table.get(state)) is not None and left >= entered:
-                stages[name] = stages.get(name, 0) + left - entered
-            entered = left_us
+        stamps_us = [_us(at) for _, at in self.stamps]
+        for (state, _), entered, left in zip(self.stamps, stamps_us, (*stamps_us[1:], end), strict=True):
+            is_before_first = first is None or entered < first
+            table = _STAGE_BEFORE_FIRST_TOKEN if is_before_first else _STAGE_AFTER_FIRST_TOKEN
+            if state in table and min(left, end) >= entered:
+                name = table[state]
+                stages[name] = stages.get(name, 0) + min(left, end) - entered
         if first is not None and self.delivered_at is not None:
             stages["deliver"] = _us(self.delivered_at) - first
         return stages

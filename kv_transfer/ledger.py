@@ -126,7 +126,8 @@ class OwnershipLedger:
         self._first_fence = int.from_bytes(blake2b(incarnation.encode(), digest_size=4).digest(), "big") + 1
         self._next_fence = self._first_fence
         self._reservations: dict[int, Reservation] = {}
-        self._fence_of_block: dict[int, int] = {}
+        self._lent: set[int] = set()
+        """The blocks of all reservations."""
         self._counters = counters
 
     # ── a reservation that goes well ────────────────────────────────────────────────────────────────────────
@@ -143,19 +144,18 @@ class OwnershipLedger:
             InvariantViolation: a block is listed twice, or already lent.
         """
         blocks = tuple(block_ids)
-        if not self._fence_of_block.keys().isdisjoint(blocks):
-            block = next(block for block in blocks if block in self._fence_of_block)
-            other = self._reservations[self._fence_of_block[block]]
+        if not self._lent.isdisjoint(blocks):
+            block = next(block for block in blocks if block in self._lent)
+            other = next(held for held in self._reservations.values() if block in held.block_ids)
             raise InvariantViolation(f"block {block} is lent already under {other}")
-        fence = self._next_fence
-        lent = dict.fromkeys(blocks, fence)
-        if len(lent) != len(blocks):
+        if len(set(blocks)) != len(blocks):
             raise InvariantViolation(f"a block is listed twice in a reservation for {key}: {blocks}")
+        fence = self._next_fence
         self._next_fence += 1
         self._reservations[fence] = Reservation(
             fence, key, writer, blocks, timeout_s, now + timeout_s, story=[f"open at {now:.3f}"]
         )
-        self._fence_of_block.update(lent)
+        self._lent.update(blocks)
         return fence
 
     def renew(self, fence: int, now: float) -> bool:
@@ -297,11 +297,8 @@ class OwnershipLedger:
     def check(self) -> None:
         """Raises InvariantViolation unless every block here has exactly one reservation, which lists it."""
         lent = [block for held in self._reservations.values() for block in held.block_ids]
-        if len(lent) != len(self._fence_of_block) or set(lent) != set(self._fence_of_block):
-            raise InvariantViolation(f"{len(lent)} blocks are lent, {len(self._fence_of_block)} are indexed")
-        for block, fence in self._fence_of_block.items():
-            if block not in self._reservations[fence].block_ids:
-                raise InvariantViolation(f"block {block} is not part of {self._reservations[fence]}")
+        if len(lent) != len(self._lent) or set(lent) != self._lent:
+            raise InvariantViolation(f"{len(lent)} blocks are lent, {len(self._lent)} are counted")
         for held in self._reservations.values():
             if held.state in _TERMINAL:
                 raise InvariantViolation(f"an ended reservation still holds blocks: {held}")
@@ -339,8 +336,8 @@ class OwnershipLedger:
 
     def _end(self, held: Reservation) -> tuple[int, ...]:
         del self._reservations[held.fence]
-        fence_of_block, fence = self._fence_of_block, held.fence
-        for block in held.block_ids:
-            if fence_of_block.pop(block, None) != fence:
-                raise InvariantViolation(f"block {block} leaves the ledger twice: {held}")
+        num_lent = len(self._lent) - len(held.block_ids)
+        self._lent.difference_update(held.block_ids)
+        if len(self._lent) != num_lent:
+            raise InvariantViolation(f"blocks leave the ledger that are not lent: {held}")
         return held.block_ids

@@ -237,11 +237,11 @@ class PrefillScheduler:
         more."""
         if not self._shares_prefixes or self._is_old(prompt, now):
             return False
-        usable = len(self._usable(prompt))
         under_way = [other for other in self._prompts.values() if other.table]
-        num_shared = max(
-            (min(usable, prompt.chain.num_shared(other.chain)) for other in under_way), default=0
-        )
+        if not under_way:
+            return False
+        usable = len(self._usable(prompt))
+        num_shared = max(min(usable, prompt.chain.num_shared(other.chain)) for other in under_way)
         if not num_shared:
             return False
         num_cached = self._pool.count_cached(self._usable(prompt))

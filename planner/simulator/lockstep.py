@@ -15,6 +15,7 @@ computed anew (`go_on`).
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from itertools import accumulate
 from math import inf
 from operator import sub
 from typing import Any, NamedTuple
@@ -244,12 +245,11 @@ class LockstepWorker(SimulatedWorker):
         if place == self._expected:
             return
         ends_at = self._ends_at
-        num_known, end_at = len(ends_at), ends_at[-1]
+        num_known = len(ends_at)
         if place >= num_known:
             shape = self._shape_at(num_known)
-            for step_s in self._steps_ahead(shape, place + 1 - num_known, self._num_busy):
-                end_at += step_s
-                ends_at.append(end_at)
+            seconds = self._steps_ahead(shape, place + 1 - num_known, self._num_busy)
+            ends_at[-1:] = accumulate(seconds, initial=ends_at[-1])
         self._expected = place
         self._version += 1
         self._agenda.at(ends_at[place], self.number, self._end_step, self._version)
