@@ -80,7 +80,7 @@ class Reports:
     def count_steps(self, worker: Worker, times: Sequence[float]) -> bool:
         """Steps of a worker in lockstep have ended at these times, and nothing but its streams' tokens came of them.
         Says whether they were counted, as `Lockstep.take_quiet` does."""
-        worker.seen_at = times[-1]
+        worker.seen_at = max(worker.seen_at, times[-1])
         self._health.moved(times[-1])
         return self._lockstep.take_quiet(worker, times)
 

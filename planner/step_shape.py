@@ -23,7 +23,8 @@ class StepShape(NamedTuple):
 
     def after(self, num_steps: int) -> StepShape:
         """The same sequences so many steps later, each with as many tokens more."""
-        return self._replace(context_tokens=self.context_tokens + num_steps * self.num_sequences)
+        num_sequences, context_tokens, *chunks = self
+        return StepShape(num_sequences, context_tokens + num_steps * num_sequences, *chunks)
 
 
 def of_sequences(lengths: Collection[int]) -> StepShape:

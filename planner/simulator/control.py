@@ -12,7 +12,16 @@ from twinpool.coordinator.reports import FULL_PAUSE_S
 from twinpool.coordinator.service import Output
 from twinpool.coordinator.state import CoordinatorCore
 from twinpool.errors import ConfigError, InvariantViolation, RequestError
-from twinpool.messages import Denied, Dropped, Message, Peers, Welcome
+from twinpool.messages import (
+    Denied,
+    Dropped,
+    Granted,
+    HandoffReport,
+    Message,
+    Peers,
+    PrefillReport,
+    Welcome,
+)
 from twinpool.planner.simulator.agenda import LATER, STEP_MESSAGES, Agenda
 from twinpool.planner.simulator.lockstep import LockstepWorker
 from twinpool.planner.simulator.worker import SimulatedWorker
@@ -20,6 +29,8 @@ from twinpool.planner.simulator.worker import SimulatedWorker
 TICK_S = 0.1
 _KNOWN = frozenset({Welcome, Peers})
 """What these say every simulated worker knows from the start."""
+_OF_NO_STREAM = frozenset({Granted, HandoffReport, PrefillReport})
+"""What these say has nothing to do with streams that run: steps that were not told can wait."""
 
 
 class Clients(Protocol):
@@ -41,9 +52,9 @@ class Clients(Protocol):
 class Control:
     """The coordinator. `workers` are set once. Messages take `Overheads.control_s` of the worker's.
 
-    Steps that a `LockstepWorker` skips are told when the core hears of that worker, with each heartbeat, and before the
-    core recounts. In between they matter to routing alone, which looks at the slots that some workers hold: those the
-    core is told when it asks.
+    Steps that a `LockstepWorker` skips are told when the core hears of that worker's streams, with each heartbeat, and
+    before the core recounts. In between they matter to routing alone, which looks at the slots that some workers hold:
+    those the core is told when it asks.
     """
 
     def __init__(self, core: CoordinatorCore, agenda: Agenda, clients: Clients) -> None:
@@ -83,7 +94,8 @@ class Control:
 
     def _hear_later(self, told: tuple[SimulatedWorker, Message, int]) -> None:
         worker, message, rank = told
-        if isinstance(worker, LockstepWorker) and worker.due_at <= self._agenda.now:
+        is_of_streams = type(message) not in _OF_NO_STREAM
+        if is_of_streams and isinstance(worker, LockstepWorker) and worker.due_at <= self._agenda.now:
             self._tell_of_steps(worker, rank)
         self._rank = rank
         self.hear(worker, message)

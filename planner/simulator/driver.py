@@ -239,7 +239,7 @@ class Driver:
         outcome.sent_at_s = now
         outcome.was_sent = True
         self._count_in_flight(1)
-        takes_s = overheads.request_s + overheads.prompt_token_s * outcome.shape.input_tokens
+        takes_s = overheads.request_s + overheads.prompt_token_s * outcome.input_tokens
         # One process reads them, in order: a short one does not overtake a long one that was sent right before it.
         self._last_arrives_at = max(self._last_arrives_at, now + takes_s)
         self.agenda.at(self._last_arrives_at, LATER, self._arrive, outcome)
@@ -253,7 +253,7 @@ class Driver:
             sampling = SamplingParams(shape.output_tokens, seed=0, temperature=0.0, ignore_eos=True)
             self._sampling[shape.output_tokens] = sampling
         # Their number counts; which are equal, `Prefixes` says.
-        prompt = cast("tuple[int, ...]", range(shape.input_tokens))
+        prompt = cast("tuple[int, ...]", range(outcome.input_tokens))
         self._control.handle(
             events.Arrived(
                 Submission(

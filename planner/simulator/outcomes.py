@@ -40,6 +40,7 @@ class Outcome:
         "error",
         "first_token_us",
         "index",
+        "input_tokens",
         "intended_at_s",
         "num_attempts",
         "sent_at_s",
@@ -54,6 +55,7 @@ class Outcome:
     def __init__(self, index: int, shape: Shape, intended_at_s: float) -> None:
         self.index = index
         self.shape = shape
+        self.input_tokens = shape.input_tokens
         self.intended_at_s = self.sent_at_s = self.ended_at_s = intended_at_s
         self.ending: Ending | None = None
         self.status = 0
@@ -86,7 +88,7 @@ class Outcome:
             sent_at_s=self.sent_at_s,
             ended_at_s=self.ended_at_s,
             ending=Ending.CANCELLED if self.ending is None else self.ending,
-            input_tokens=self.shape.input_tokens,
+            input_tokens=self.input_tokens,
             wanted_output_tokens=self.shape.output_tokens,
             output_tokens=len(self.times),
             chunks=TokenTimes(self.times).as_chunks(),

@@ -31,10 +31,14 @@ class Prefixes:
         self._longest = _shared_pieces(shapes)
         self._nodes: dict[tuple[int, int, Key], _Node] = {}
         self._own = array("q")
+        self._num_blocks = array("q")
+        """Full ones of each prompt."""
         self._next = 0
         for shape in shapes:
+            num_tokens = shape.input_tokens
             self._own.append(self._next)
-            self._next += (shape.input_tokens + shape.output_tokens) // block_size + 1
+            self._num_blocks.append(num_tokens // block_size)
+            self._next += (num_tokens + shape.output_tokens) // block_size + 1
 
     def own(self, index: int) -> int:
         """The name of a request's block i is this plus i, where nothing of it can be shared."""
@@ -43,7 +47,7 @@ class Prefixes:
     def names(self, index: int) -> range | list[int]:
         """Those of all full blocks of a prompt; a `range` if it can share none."""
         shape, size, own = self._shapes[index], self.block_size, self._own[index]
-        num_blocks = shape.input_tokens // size
+        num_blocks = self._num_blocks[index]
         names: list[int] = []
         node, position = _ROOT, 0
         for piece in shape.pieces:
