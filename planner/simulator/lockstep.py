@@ -34,9 +34,8 @@ from twinpool.worker.core import Event, SendCoordinator
 
 QUIET_STEP = LockstepTokens((), (), TOKEN_ID)
 """What is told of a step in which each sequence got a token and nothing else happened."""
-MOST_SKIPPED, MOST_SKIPPED_ON = 16, 64
-"""Steps whose ends are computed at once: what comes meanwhile makes those behind it worthless. More where as many as
-that have passed without anything."""
+MOST_SKIPPED = 48
+"""Steps whose ends are computed at once: who comes meanwhile makes those behind worthless."""
 
 
 class UntoldSteps(NamedTuple):
@@ -236,12 +235,12 @@ class LockstepWorker(SimulatedWorker):
         elif shape != self._shape_at(self._present + 1):
             self._begin_anew(shape)
 
-    def _expect(self, most: int = MOST_SKIPPED) -> None:
+    def _expect(self) -> None:
         """Puts the end of the first step that is not quiet on the agenda, or of the one behind so many. Where one
         before these is there already, what is behind it can wait."""
         place = present = self._present
         if self.may_skip:
-            place += self._decode.num_quiet_steps(max(self._expected - present, 0) or most)
+            place += self._decode.num_quiet_steps(max(self._expected - present, 0) or MOST_SKIPPED)
         if place == self._expected:
             return
         ends_at = self._ends_at
@@ -259,7 +258,7 @@ class LockstepWorker(SimulatedWorker):
         if version == self._version:
             self.settle(self._agenda.now)
             if self.may_skip and self._decode.num_quiet_steps(1):
-                self._expect(MOST_SKIPPED_ON)  # this one is quiet, too: only no further ones were computed
+                self._expect()  # this one is quiet, too: only no further ones were computed
                 return
         super()._end_step(version)
 
