@@ -76,7 +76,7 @@ class FittedTimes:
                 shape.num_sequences
             ):  # in steps of prompts each delivery counts by itself (`Overheads.delivery_s`)
                 beside_s += served.busy_step_s + served.busy_sequence_s * shape.num_sequences
-            taken_s += min(num_busy, self._places - 1) * beside_s
+            taken_s += min(num_busy, self._places - 1) * beside_s + served.beside_chunk_s * shape.num_chunks
         return taken_s * max(1.0, (1 + num_busy) / self._places)
 
     @staticmethod

@@ -54,12 +54,14 @@ class SlowDown(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class ServedSteps(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a step takes longer in a server than in the engine alone: `step_s` from one step to the next and while
     others have its core, for each sequence `sequence_s`, as its tokens are delivered on the same cores, and for each
-    chunk `chunk_s`, as what coordinator and client do for its request is done there, too; while other workers compute,
-    a step with sequences takes `busy_step_s` and `busy_sequence_s` more for each of them."""
+    chunk `chunk_s`, as what coordinator and client do for its request is done there, too. While another worker computes
+    a chunk takes `beside_chunk_s` more; for each other worker that does, a step with sequences takes `busy_step_s` and
+    `busy_sequence_s` more."""
 
     step_s: float = 0.0
     sequence_s: float = 0.0
     chunk_s: float = 0.0
+    beside_chunk_s: float = 0.0
     busy_step_s: float = 0.0
     busy_sequence_s: float = 0.0
 

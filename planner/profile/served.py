@@ -11,7 +11,7 @@ import numpy as np
 
 from twinpool.bench.serving.metrics import ttft_s
 from twinpool.bench.serving.record import RequestRecord
-from twinpool.planner.profile.nnls import nnls
+from twinpool.planner.profile.nnls import Floats, nnls
 from twinpool.planner.profile.saved import ServedSample, ServedSteps
 from twinpool.planner.profile.served_loads import SINGLE_OUTPUT, Loaded, ServedRuns
 from twinpool.planner.profile.spread import spread
@@ -42,8 +42,7 @@ def served_of(runs: ServedRuns, last_layer_s: Callable[[int], float] | None) -> 
         samples.append(ServedSample(name, statistics.median(values), spread(values), len(values)))
         return samples[-1].seconds
 
-    steps = _steps(runs, middle)
-    (delivery_s, delivery_token_s), (busy_step_s, busy_sequence_s) = _beside(runs, middle)
+    steps, delivery_s, delivery_token_s = _beside(runs, _steps(runs, middle), middle)
     short, long = list(runs.short.run.requests), list(runs.long.run.requests)
     short_front_s = middle("before the queue, short prompt", [_front_s(record) for record in short])
     long_front_s = middle("before the queue, long prompt", [_front_s(record) for record in long])
@@ -68,7 +67,6 @@ def served_of(runs: ServedRuns, last_layer_s: Callable[[int], float] | None) -> 
         delivery_s=delivery_s,
         delivery_token_s=delivery_token_s,
     )
-    steps = msgspec.structs.replace(steps, busy_step_s=busy_step_s, busy_sequence_s=busy_sequence_s)
     return Served(steps, overheads, tuple(samples))
 
 
@@ -76,7 +74,7 @@ def _steps(runs: ServedRuns, middle: Middle) -> ServedSteps:
     """What each step and each stream adds, a line through the streams' numbers; and each chunk, by what steps of single
     requests lost beyond that."""
     step_s, sequence_s = _line(
-        {count: middle(f"a step of {count} streams beside its own time", [_added_s(each)])
+        {count: middle(f"a step of {count} streams beside its own time", [_added_s(each, count)])
          for count, each in runs.streams.items()}
     )  # fmt: skip
     singles = (runs.short, runs.long)
@@ -89,15 +87,17 @@ def _steps(runs: ServedRuns, middle: Middle) -> ServedSteps:
     return ServedSteps(step_s, sequence_s, chunk_s)
 
 
-def _added_s(streamed: Loaded) -> float:
+def _added_s(streamed: Loaded, count: int) -> float:
     """What passes from one step's end to the next one's, on average, less what such a step computes."""
     following = streamed.decode.steps - 1
-    return (_streaming_s(streamed) - streamed.decode.own_s / streamed.decode.steps * following) / following
+    return (
+        _streaming_s(streamed, count) - streamed.decode.own_s / streamed.decode.steps * following
+    ) / following
 
 
-def _streaming_s(loaded: Loaded) -> float:
-    """From the first step of all streams until the last one's end."""
-    streams = [record for record in loaded.run.requests if len(record.chunks) > 1]
+def _streaming_s(loaded: Loaded, count: int) -> float:
+    """From the first step of the first `count` requests, which stream, until the last one's end."""
+    streams = loaded.run.requests[:count]
     first_at_s = min(record.chunks[int(_beside_s(record, "transfer") > 0)].at_s for record in streams)
     return max(record.chunks[-1].at_s for record in streams) - first_at_s
 
@@ -109,19 +109,37 @@ def _lost_alone_s(runs: ServedRuns, count: int) -> float:
     return step_s + count * sequence_s
 
 
-def _beside(runs: ServedRuns, middle: Middle) -> tuple[tuple[float, float], tuple[float, float]]:
-    """Of each step of the decode worker that ends while the prefill worker computes, and for each of its streams more:
-    by how much that delays the step of prompts, and the next one of decode."""
-    singles = (runs.short, runs.long)
-    prompt_s = sum(each.prompts.lost_s for each in singles) / sum(each.prompts.steps for each in singles)
-    prompts, decode = {}, {}
-    for count, each in runs.beside.items():
-        delivered = each.decode.steps * min(1.0, each.prompts.step_s / _streaming_s(each))
-        lost_s = each.prompts.lost_s - prompt_s * each.prompts.steps
-        prompts[count] = middle(f"a prompt's step, for each of {count} streams'", [lost_s / delivered])
-        lost_s = each.decode.lost_s - _lost_alone_s(runs, count) * each.decode.steps
-        decode[count] = middle(f"a step of {count} streams beside prompts", [lost_s / delivered])
-    return _line(prompts), _line(decode)
+def _beside(runs: ServedRuns, steps: ServedSteps, middle: Middle) -> tuple[ServedSteps, float, float]:
+    """What a step loses while the other worker computes, too: `steps` with that, and by how much each step of decode,
+    and each of its streams, delays the step of prompts meanwhile."""
+    if not runs.beside:
+        return steps, 0.0, 0.0
+    counts, prompts_s, decode_s = [], [], []
+    for (count, prompt), each in runs.beside.items():
+        delivered = each.decode.steps * min(1.0, each.prompts.step_s / _streaming_s(each, count))
+        counts.append((each.prompts.steps, delivered, delivered * count))
+        name = f"steps of {prompt} tokens beside {count} streams while others have the core"
+        prompts_s.append(middle(name, [each.prompts.lost_s / each.prompts.steps]) * each.prompts.steps)
+        name = f"steps of {count} streams beside prompts of {prompt} while others have the core"
+        lost_s = middle(name, [each.decode.lost_s / each.decode.steps]) - _lost_alone_s(runs, count)
+        decode_s.append(lost_s * each.decode.steps)
+    found = np.array(counts)
+    chunk_s, delivery_s, token_s = _shares(found, prompts_s)
+    busy_step_s, busy_sequence_s = _shares(found[:, 1:], decode_s)
+    steps = msgspec.structs.replace(
+        steps,
+        beside_chunk_s=max(0.0, chunk_s - steps.chunk_s - _lost_alone_s(runs, 1)),
+        busy_step_s=busy_step_s,
+        busy_sequence_s=busy_sequence_s,
+    )
+    return steps, delivery_s, token_s
+
+
+def _shares(counts: Floats, seconds: Sequence[float]) -> list[float]:
+    """What each of what `counts` has in its columns takes of the seconds, by least squares of relative errors."""
+    scale = np.maximum(np.array(seconds), 1e-6)
+    found: list[float] = nnls(counts / scale[:, None], np.array(seconds) / scale).tolist()
+    return found
 
 
 def _line(points: dict[int, float]) -> tuple[float, float]:

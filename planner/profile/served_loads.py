@@ -25,7 +25,7 @@ from twinpool.planner.times.service_times import ServiceTimes
 
 KV_TOKENS = 24_576
 SHORT_PROMPT, LONG_PROMPT, SINGLE_OUTPUT = 32, 512, 3
-BESIDE_PROMPT = 256
+BESIDE_OUTPUT = 2
 STREAM_PROMPT, STREAM_OUTPUT = 8, 64
 """Of streams: prompts so short that the steps that compute them hardly differ from the others."""
 
@@ -36,14 +36,15 @@ class OverheadsNotMeasured(TwinpoolError):
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """How many single requests of each length, how many streams at once, and beside how many streams prompts come."""
+    """How many single requests of each length, how many streams at once, and beside how many streams prompts of which
+    length come."""
 
     singles: int
     streams: tuple[int, ...]
-    beside: tuple[int, ...]
+    beside: tuple[tuple[int, int], ...] = ((1, 128), (8, 512), (1, 512), (8, 128))
 
 
-FULL, QUICK = Sizes(10, (1, 8, 32), (1, 8)), Sizes(5, (1, 8), (1, 8))
+FULL, QUICK = Sizes(10, (1, 8, 32)), Sizes(5, (1, 8))
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,13 +73,14 @@ class Loaded:
 
 @dataclass(frozen=True, slots=True)
 class ServedRuns:
-    """What was sent and what came of it. `streams`, each of which began together, are by their number; so are the
-    prompts that came one after the other `beside` streams, where these have a worker of their own."""
+    """What was sent and what came of it. `streams`, each of which began together, are by their number. Prompts that
+    came one after the other `beside` streams, which have a worker of their own then, are by the streams' number and
+    their own length."""
 
     short: Loaded
     long: Loaded
     streams: dict[int, Loaded]
-    beside: dict[int, Loaded]
+    beside: dict[tuple[int, int], Loaded]
 
     @property
     def is_split(self) -> bool:
@@ -121,16 +123,16 @@ class OverheadLoads:
         """So many at once, each with `output` tokens."""
         return schedule(self._made(STREAM_PROMPT, output, count, seed), Pacing(Process.BURST), seed)
 
-    def beside(self, count: int, seed: int) -> list[PlannedRequest]:
-        """Prompts that come one after the other and get a token each, and `count` streams that last as long or, where
-        the model takes no longer ones, as long as it takes; only the prompts of that time are among them."""
-        prompt = min(BESIDE_PROMPT, self._most_prompt)
+    def beside(self, count: int, prompt: int, seed: int) -> list[PlannedRequest]:
+        """First `count` streams; then prompts, which come one after the other while these last, each with `prompt`
+        tokens and a short answer."""
+        prompt = min(prompt, self._most_prompt)
         apart_s = 1.3 * self._prompt_s(prompt)
         token_s = self._times.step_s(of_sequences([STREAM_PROMPT] * count))
         output = min(self._most_output, math.ceil(2 * self.sizes.singles * apart_s / token_s))
         streams = self.streams(count, output, seed)
         num_prompts = max(1, int(output * token_s / apart_s))
-        prompts = self._made(prompt, 1, num_prompts, seed + 1)
+        prompts = self._made(prompt, BESIDE_OUTPUT, num_prompts, seed + 1)
         return streams + [
             msgspec.structs.replace(each, index=count + number, at_s=(number + 0.5) * apart_s)
             for number, each in enumerate(prompts)
@@ -171,8 +173,11 @@ def run_loads(
             for count in sizes.streams
         },
         beside={
-            count: load(loads.beside(count, 50 + count), f"prompts beside {count} streams")
-            for count in (sizes.beside if arm.num_workers > 1 else ())
+            (count, prompt): load(
+                loads.beside(count, prompt, 50 + count + prompt),
+                f"prompts of {prompt} beside {count} streams",
+            )
+            for count, prompt in (sizes.beside if arm.num_workers > 1 else ())
         },
     )
 

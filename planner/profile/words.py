@@ -43,6 +43,7 @@ def model_table(profile: Profile) -> Table:
         ("between two steps, and while others have its cores", profile.served.step_s),
         ("  and for each sequence", profile.served.sequence_s),
         ("  and for each chunk of a prompt", profile.served.chunk_s),
+        ("  which beside a neighbour is more by", profile.served.beside_chunk_s),
         ("a prefill worker's step, for each that a neighbour ends meanwhile", over.delivery_s),
         ("  and for each sequence of that", over.delivery_token_s),
     ):

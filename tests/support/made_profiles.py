@@ -87,7 +87,9 @@ def made_profile(fit: StepFit | None = None) -> Profile:
         is_quick=False,
         steps=fit or fitted(),
         slow_down=TRUE_SLOW_DOWN,
-        served=ServedSteps(1e-4, 2e-5, chunk_s=2e-3, busy_step_s=4e-5, busy_sequence_s=3e-5),
+        served=ServedSteps(
+            1e-4, 2e-5, chunk_s=2e-3, beside_chunk_s=5e-4, busy_step_s=4e-5, busy_sequence_s=3e-5
+        ),
         transfers=(TransferFit("shm", 2e-4, 1.1e-10), TransferFit("tcp", 5e-4, 9e-10)),
         overheads=Overheads(0.002, 1e-6, 3e-4, 8e-4, 1e-3),
         unsteadiness=Unsteadiness((0.9, 1.0, 1.1), (0.95, 1.05)),

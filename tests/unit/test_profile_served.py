@@ -26,7 +26,7 @@ from twinpool.planner.step_shape import of_chunk, of_sequences
 from twinpool.planner.times.service_times import Overheads
 
 BETWEEN_S, SEQUENCE_S, LOST_S, LOST_TOKEN_S, CHUNK_S = 1e-4, 2e-5, 6e-4, 9e-5, 2e-3
-DELIVERY_S, DELIVERY_TOKEN_S, BUSY_S, BUSY_TOKEN_S = 1.5e-3, 1e-4, 8e-4, 2e-5
+DELIVERY_S, DELIVERY_TOKEN_S, BUSY_S, BUSY_TOKEN_S, BUSY_CHUNK_S = 1.5e-3, 1e-4, 8e-4, 2e-5, 1e-3
 REQUEST_S, TOKEN_S, CONTROL_S, DELIVER_S, HANDOFF_S, LAST_LAYER_S = 2e-3, 1e-6, 3e-4, 2e-4, 1e-3, 4e-4
 PREFILL_S, DECODE_STEP_S = 0.05, 0.03
 """`DECODE_STEP_S` is what a step computes; what it loses comes on top."""
@@ -93,15 +93,14 @@ def streams(
     return Loaded(run, ran(1, 0.02, 0.0) if is_split else decode, decode)
 
 
-def prompts_beside(count: int) -> Loaded:
+def prompts_beside(count: int, busy_share: float) -> Loaded:
     """Prompts while so many streams get their tokens."""
-    busy_share, num_prompts = 0.5, 8
-    num_delivered = 39 * busy_share
+    num_prompts, num_delivered = 8, 39 * busy_share
     both = streams(count, busy_s=num_delivered * (BUSY_S + BUSY_TOKEN_S * count))
     times = both.run.requests[0].chunks
     prompt_s = (times[-1].at_s - times[1].at_s) * busy_share
     lost_s = num_delivered * (DELIVERY_S + DELIVERY_TOKEN_S * count) + num_prompts * (
-        LOST_S + LOST_TOKEN_S + CHUNK_S
+        LOST_S + LOST_TOKEN_S + CHUNK_S + BUSY_CHUNK_S
     )
     requests = [
         *both.run.requests,
@@ -114,12 +113,17 @@ def test_overheads_are_told_apart() -> None:
     runs = ServedRuns(
         *singles(),
         {count: streams(count) for count in (1, 4, 16)},
-        {count: prompts_beside(count) for count in (1, 8)},
+        {
+            (count, int(1000 * share)): prompts_beside(count, share)
+            for count in (1, 8)
+            for share in (0.2, 0.8)
+        },
     )
     found = served_of(runs, lambda _: LAST_LAYER_S)
     assert found.steps == ServedSteps(
         step_s=pytest.approx(BETWEEN_S + LOST_S), sequence_s=pytest.approx(SEQUENCE_S + LOST_TOKEN_S),
-        chunk_s=pytest.approx(CHUNK_S), busy_step_s=pytest.approx(BUSY_S), busy_sequence_s=pytest.approx(BUSY_TOKEN_S),
+        chunk_s=pytest.approx(CHUNK_S), beside_chunk_s=pytest.approx(BUSY_CHUNK_S),
+        busy_step_s=pytest.approx(BUSY_S), busy_sequence_s=pytest.approx(BUSY_TOKEN_S),
     )  # fmt: skip
     assert found.overheads == Overheads(
         request_s=pytest.approx(REQUEST_S), prompt_token_s=pytest.approx(TOKEN_S), control_s=pytest.approx(CONTROL_S),
@@ -162,10 +166,10 @@ def test_single_requests_are_over_before_the_next_one_comes_and_streams_begin_to
 
 def test_prompts_beside_streams_come_while_these_run() -> None:
     times = FittedTimes(made_profile())
-    requests = OverheadLoads(byte_level(), 1024, times, QUICK).beside(8, 1)
+    requests = OverheadLoads(byte_level(), 1024, times, QUICK).beside(8, 128, 1)
     streams, prompts = requests[:8], requests[8:]
     assert [request.index for request in requests] == list(range(len(requests)))
-    assert {request.output_tokens for request in prompts} == {1}
+    assert {request.output_tokens for request in prompts} == {2}
     assert len(prompts) >= QUICK.singles
     last_s = streams[0].output_tokens * times.step_s(of_sequences([8] * 8))
     assert all(0 < (request.at_s or 0.0) < last_s for request in prompts)
