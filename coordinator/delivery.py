@@ -47,12 +47,12 @@ class Delivery:
 
     def take(self, leg: Leg, token: Token, now: float) -> None:
         """A worker's token of the present attempt: emitted if it is its turn, kept if it is early, else a fault."""
+        if self.is_plain(leg, token):
+            leg.worker.grew(leg)
+            self._go_on(leg.request, token, now)
+            return
         request, index = leg.request, token.index
         expected = len(request.emitted)
-        if request.state is RequestState.DECODING and index == expected and self._is_plain(leg, token):
-            leg.worker.grew(leg)
-            self._go_on(request, token, now)
-            return
         if leg.kind is LegKind.PREFILL:
             leg.worker.prompt_computed(leg)
         else:
@@ -86,25 +86,31 @@ class Delivery:
         else:
             request.early[index] = token
 
-    def _is_plain(self, leg: Leg, token: Token) -> bool:
-        """Whether the token, whose turn it is in a stream that runs, is all that there is to deliver."""
+    def is_plain(self, leg: Leg, token: Token) -> bool:
+        """Whether it is the token's turn in a stream that runs and goes on, and there is nothing else to deliver."""
         request = leg.request
         return (
-            token.finish is None
+            request.state is RequestState.DECODING
+            and token.index == len(request.emitted)
+            and token.finish is None
             and token.logprobs is None
             and request.submission.sampling.logprobs is None
             and not request.early
             and leg.kind is not LegKind.PREFILL
         )
 
+    def count_plain(self, request: Request, now: float) -> None:
+        """What is counted of such a token."""
+        self._itl.observe(now - request.last_token_at)
+        self._custody.serve(request, 1)
+        self._tally.add(CoordinatorMetric.TOKENS_DELIVERED)
+
     def _go_on(self, request: Request, token: Token, now: float) -> None:
         """What `_deliver` comes to for nearly all tokens."""
-        self._itl.observe(now - request.last_token_at)
+        self.count_plain(request, now)
         request.last_token_at = now
         request.emitted.append(token.token_id)
         request.timeline.num_output_tokens = token.index + 1
-        self._custody.serve(request, 1)
-        self._tally.add(CoordinatorMetric.TOKENS_DELIVERED)
         self._emit(Emit(request.request_id, Output((token.token_id,), token.index)))
 
     def _deliver(self, request: Request, token: Token, now: float) -> None:

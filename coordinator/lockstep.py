@@ -35,11 +35,12 @@ class _Book:
 class Lockstep:
     """Takes `LockstepTokens`: afterwards all is as after the `StepTokens` that they stand for.
 
-    A stream becomes a *member* with a token that went out in its turn while it is DECODING. From then on its request,
-    leg and timeline stay as they were, and each step of its worker adds to what is counted over streams: slots held,
-    tokens delivered and served, gaps between tokens (the last digits of their sum may differ). A token of its own
-    brings a member up to date, and so does whoever looks at its request, by `Request.catch_up`: then it is a member no
-    more, until its next token has gone out. The tokens since are emitted as one `EmitRun`.
+    A stream becomes a *member* with a token that comes in its turn while it is DECODING. From then on its request, leg
+    and timeline stay as they were, and each step of its worker adds to what is counted over streams: slots held, tokens
+    delivered and served, gaps between tokens (the last digits of their sum may differ). A token of its own brings a
+    member up to date, and so does whoever looks at its request, by `Request.catch_up`: then it is a member no more,
+    until its next token comes. The tokens since are emitted as one `EmitRun`, the one that made it a member among them,
+    if there was nothing else to deliver with that.
     """
 
     def __init__(
@@ -115,19 +116,24 @@ class Lockstep:
         key = token.key
         book.others.pop(key, None)
         leg = self._custody.leg_of(book.worker, key)
+        if leg is not None and self._delivery.is_plain(leg, token):
+            self._delivery.count_plain(leg.request, now)
+            book.worker.hold(1)
+            self._open(book, leg, len(book.times) - 1)
+            return
         if leg is not None:
             self._delivery.take(leg, token, now)
         if token.finish is not None:
             return
         if leg is not None and _is_in_turn(leg, token):
-            self._open(book, leg)
+            self._open(book, leg, len(book.times))
         else:
             book.others[key] = token.index + 1
 
-    def _open(self, book: _Book, leg: Leg) -> None:
-        """The stream is a member from the next step on."""
+    def _open(self, book: _Book, leg: Leg, since: int) -> None:
+        """The stream is a member, and gets its tokens of the steps from `since` on as such."""
         request = leg.request
-        book.members[leg.key] = len(book.times)
+        book.members[leg.key] = since
         book.num_members[request.account] = book.num_members.get(request.account, 0) + 1
         request.arrears = partial(self._look, book, leg.key)
 
