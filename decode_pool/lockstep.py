@@ -119,8 +119,10 @@ class Lockstep:
         step = self._step + 1
         self._enter_new(step)
         self._is_ahead_possible = self._try_grow(step, leaving)
-        num = self._num + len(self._joining)
-        sum_of_shifts = self._sum_of_shifts + sum(sequence.shift for sequence in self._joining)
+        num, sum_of_shifts = self._num, self._sum_of_shifts
+        for sequence in self._joining:
+            num += 1
+            sum_of_shifts += sequence.shift
         return LockstepLoad(num, sum_of_shifts + num * step)
 
     def end(self, cancelled: Collection[RequestKey]) -> LockstepTokens | None:

@@ -206,7 +206,8 @@ class LockstepWorker(SimulatedWorker):
             self._shape = self._shape_at(self._present)
             self._has_slept = False
             self._moved_at, self._share_done = self._began_at, 0.0
-            self._whole_s = self._step_s(self._num_busy)
+            if self._machine is not None:  # nobody else changes a step's course
+                self._whole_s = self._step_s(self._num_busy)
         self._ends_at = [self._ends_at[self._present]]
         self._shape_behind = shape_behind
         self._present, self._expected = 0, -1
