@@ -1,6 +1,6 @@
 """Proves predictions: the same requests through real servers of this machine and through the simulator.
 
-    python -m twinpool.planner.accuracy --measure FOLDER              some 50 minutes on a quiet machine
+    python -m twinpool.planner.accuracy --measure FOLDER              some 65 minutes on a quiet machine
     python -m twinpool.planner.accuracy --predict FOLDER [--output docs/accuracy.md]
 
 The first sends twelve combinations of workload and layout, two rates each, several times, with the bench's load
@@ -46,9 +46,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--repetitions",
         type=int,
-        default=5,
+        default=7,
         metavar="N",
-        help="how often each load is sent (5; to 1P1D twice as often)",
+        help="how often each load is sent (7; to 1P1D twice as often)",
     )
     parser.add_argument("--quick", action="store_true", help="quick profiles: for trying it out")
     parser.add_argument(
