@@ -105,15 +105,17 @@ class LockstepWorker(SimulatedWorker):
         for step_s in seconds:
             self.busy_s += step_s
         self._began_at = self._ended_at = ends[-1]
-        self._count_ended(len(ends), self._shape.num_sequences)
         self._present = place
         times = [end_at + self.control_s for end_at in ends] if self.control_s else ends
         told = self._decode.skip_steps(seconds)
         for number, message in enumerate(told):
-            message = message if message.tokens else QUIET_STEP
-            self._keep_untold([times[number]], self._num_sequences_at(first + number), message)
-        if len(told) < len(times):
-            self._keep_untold(times[len(told) :], self._num_sequences_at(place - 1), QUIET_STEP)
+            num_sequences = self._num_sequences_at(first + number)
+            self._count_ended(1, num_sequences)
+            self._keep_untold([times[number]], num_sequences, message if message.tokens else QUIET_STEP)
+        if num_more := len(times) - len(told):
+            num_sequences = self._num_sequences_at(place - 1)
+            self._count_ended(num_more, num_sequences)
+            self._keep_untold(times[-num_more:], num_sequences, QUIET_STEP)
         self.note_due()
 
     def delivered_before(self, now: float) -> Delivered:
@@ -261,6 +263,7 @@ class LockstepWorker(SimulatedWorker):
             if self.may_skip and self._decode.num_quiet_steps(1):
                 self._expect()  # this one is quiet, too: only no further ones were computed
                 return
+            self._shape, self._present = self._shape_at(self._present), 0
         super()._end_step(version)
 
     def _send_coordinator(self, command: SendCoordinator) -> None:
@@ -278,8 +281,8 @@ class LockstepWorker(SimulatedWorker):
         return all(token.finish is None for token in message.tokens)
 
     def _step_ended(self, seconds: float) -> None:
-        self._num_ended = self._num_sequences_at(self._present)
-        self._present, self._expected = 0, -1
+        self._num_ended = self._shape.num_sequences
+        self._expected = -1
         commands, following = self._decode.end_step(seconds, self._agenda.now)
         if following is not None:
             self._start(self._load_shape(following))

@@ -119,9 +119,24 @@ def steps_that_end_together_on_shared_cores() -> tuple[Deployment, list[Shape]]:
     return deployment, [Shape((own(index, 16),), output, 0.1) for index, output in enumerate(outputs)]
 
 
+def streams_that_join_while_a_neighbour_computes_prompts() -> tuple[Deployment, list[Shape]]:
+    """What the decode worker delivers, more with each stream that joins, delays the prefill worker's steps."""
+    deployment = split(
+        1,
+        1,
+        replace(PREFILL, overheads=OVERHEADS),
+        replace(DECODE, overheads=OVERHEADS),
+        coordinator=CoordinatorConfig(min_link_gb_per_s=0.0),
+        machine="this",
+    )
+    shapes = [Shape((own(index, 40 + 9 * index),), 30, 0.03 * index) for index in range(12)]
+    return deployment, shapes
+
+
 @settings(max_examples=25, deadline=None)
 @example(*preempted_while_steps_are_told_of())
 @example(*steps_that_end_together_on_shared_cores())
+@example(*streams_that_join_while_a_neighbour_computes_prompts())
 @given(deployments(), requests())
 def test_each_request_ends_once_with_its_tokens_and_nothing_is_left(
     deployment: Deployment, shapes: list[Shape]
