@@ -136,9 +136,11 @@ def _beside(runs: ServedRuns, steps: ServedSteps, middle: Middle) -> tuple[Serve
 
 
 def _shares(counts: Floats, seconds: Sequence[float]) -> list[float]:
-    """What each of what `counts` has in its columns takes of the seconds, by least squares of relative errors."""
-    scale = np.maximum(np.array(seconds), 1e-6)
-    found: list[float] = nnls(counts / scale[:, None], np.array(seconds) / scale).tolist()
+    """What each of what `counts` has in its columns takes of the seconds, by least squares of relative errors. What is
+    next to nothing does not count for more than a tenth of the most."""
+    taken = np.maximum(np.array(seconds), 0.0)
+    scale = np.maximum(taken, max(taken.max() / 10, 1e-9))
+    found: list[float] = nnls(counts / scale[:, None], taken / scale).tolist()
     return found
 
 
