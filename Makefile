@@ -20,7 +20,7 @@ serve: setup ## serve the default model on http://127.0.0.1:8000
 # Tests against transformers that start no server share the first round's processes.
 WITHOUT_SERVERS := tests/oracle/test_families.py tests/oracle/test_tokenizer_equals_transformers.py
 # Those whose figures are looked at want the machine for themselves.
-MEASURING := $(foreach name,autotune load_generator request_record,tests/served/test_$(name).py)
+MEASURING := $(foreach name,autotune bench_speed_programs load_generator request_record,tests/served/test_$(name).py)
 test: setup ## run the whole test suite, what needs the machine for itself last
 	@$(PYTEST) -n 2 tests/unit tests/property tests/world tests/live $(WITHOUT_SERVERS)
 	@scripts/side_by_side "nice -n 5 $(PYTEST) -rs tests/oracle $(WITHOUT_SERVERS:%=--ignore=%)" \

@@ -163,10 +163,15 @@ def test_a_killed_prefill_worker_leaves_its_transfers_waiting(
                     return str(story["attempts"][-1]["prefill_worker"])
             return ""
 
+        def killed() -> bool:
+            """Whether blocks travel as decode stands still, so that they do not arrive; then their sender is killed."""
+            with frozen(split, "decode-0"):
+                if worker_id := sender():
+                    disturb(split, worker_id, signal.SIGKILL)
+                return bool(worker_id)
+
         wait_for_tokens(split, 1)
-        with frozen(split, "decode-0"):  # what is on its way does not arrive
-            wait_for("blocks travel", lambda: bool(sender()))
-            disturb(split, sender(), signal.SIGKILL)
+        wait_for("blocks travel", killed, 30.0)
     assert was_lost(split, ids)
 
 
