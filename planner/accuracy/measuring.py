@@ -132,12 +132,17 @@ def measure_all(folder: Folder, wanted: Wanted, say: Say) -> None:
         max_model_len = ModelConfig.from_dir(model.path).max_positions
         hardware = Hardware(() if wanted.asked is None else (wanted.asked,), KV_TOKENS, BLOCK_SIZE)
         with Stand(hardware, folder.path) as stand:
-            runs = _missing(folder, facts, wanted.only)
-            num_again = max(1, round(AGAIN_SHARE * len(runs)))
+            rounds = _missing(folder, facts, wanted.only)
+            num_runs, num_measured = sum(map(len, rounds)), 0
+            num_again = max(1, round(AGAIN_SHARE * num_runs))
             measuring = _Measuring(folder, facts, tokenizer, max_model_len, stand, profilings, num_again, say)
-            measuring.start({run.layout.name: run.layout for run in runs}.values(), runs[0].load)
-            for number, run in enumerate(runs):
-                measuring.measure(run, f"{number + 1} of {len(runs)}")
+            for runs in rounds:
+                if num_measured:
+                    measuring.stop()
+                measuring.start({run.layout.name: run.layout for run in runs}.values(), runs[0].load)
+                for run in runs:
+                    num_measured += 1
+                    measuring.measure(run, f"{num_measured} of {num_runs}")
 
 
 def _is_disturbed(noise: Noise) -> bool:
@@ -158,8 +163,8 @@ def _begun(folder: Folder, wanted: Wanted) -> Facts | None:
     return facts
 
 
-def _missing(folder: Folder, facts: Facts, only: str) -> list[_Run]:
-    """What the folder lacks, in the order in which it is measured: each repetition of all runs in another one."""
+def _missing(folder: Folder, facts: Facts, only: str) -> list[list[_Run]]:
+    """What the folder lacks, in the order in which it is measured: repetition after repetition, each in another one."""
     shuffle, found = random.Random(facts.seed), []
     loads = loads_of(facts)
     for number in range(facts.repetitions):
@@ -170,8 +175,9 @@ def _missing(folder: Folder, facts: Facts, only: str) -> list[_Run]:
             for again in range(layout.times_as_often)
         ]
         shuffle.shuffle(runs)
-        found += [run for run in runs if only in run.name]
-    return [run for run in found if not folder.has_run(run.layout.name, run.load.name, run.repetition)]
+        wanted = [run for run in runs if only in run.name]
+        found.append([r for r in wanted if not folder.has_run(r.layout.name, r.load.name, r.repetition)])
+    return [runs for runs in found if runs]
 
 
 class _Measuring:
@@ -199,6 +205,12 @@ class _Measuring:
         for layout in layouts:
             self._say(f"starting {layout.name}")
             self._stand.load(self._arms[layout.name], at_once, "warm-up")
+
+    def stop(self) -> None:
+        """Ends servers and engines, whose memory then lies elsewhere, and loads the engines anew."""
+        self._stand.stop([arm.name for arm in self._arms.values()])
+        for profiling in self._profilings.values():
+            profiling.renew()
 
     def measure(self, run: _Run, number: str) -> None:
         """One run, and the steps around it."""

@@ -144,13 +144,17 @@ class Profiling:
         self._served: Served | None = None
         self._engines: list[Engine] = []
         self._watch = Watch(self._own_cpu_s)
-        self._sampler: Sampler
+        self._sampler = Sampler(
+            self._plan,
+            lambda case: self._engines[-1 if case.part is Part.DECODE else 0],
+            (lambda mine: next(each for each in self._engines if each is not mine))
+            if self._places.has_two
+            else None,
+        )
         self._facts: Facts
 
     def __enter__(self) -> Self:
-        with ExitStack() as stack:
-            self._load(stack)
-            self._stack = stack.pop_all()
+        self._load()
         return self
 
     def __exit__(
@@ -158,9 +162,23 @@ class Profiling:
     ) -> None:
         self._stack.close()
 
-    def _load(self, stack: ExitStack) -> None:
+    def renew(self) -> None:
+        """Ends the engines and starts new ones. Where a process's memory lies is luck, and some places are slower than
+        others; what is measured after this has other luck."""
+        self._stack.close()
+        self._load()
+
+    def _load(self) -> None:
         """One worker, or two where there are cores for them: prompts on the one, decode on the other, each with its
         pool as a server's prefill and decode workers have theirs."""
+        with ExitStack() as stack:
+            self._engines = self._started(stack)
+            for each in self._engines:
+                each.load()
+            self._facts = self._engines[0].facts
+            self._stack = stack.pop_all()
+
+    def _started(self, stack: ExitStack) -> list[Engine]:
         settings, places = self._settings, self._places
 
         def worker(cores: tuple[int, ...], name: str, *, is_shared: bool) -> Engine:
@@ -169,22 +187,14 @@ class Profiling:
                 device=settings.device, threads=settings.threads, cores=cores, pool_tokens=self._plan.pool_tokens,
                 most_decodes=max(len(case.lengths) for case in self._plan.alone), is_pool_shared=is_shared,
             )  # fmt: skip
-            self._engines.append(stack.enter_context(engine(wanted, name)))
-            return self._engines[-1]
+            return stack.enter_context(engine(wanted, name))
 
         self._say(f"loading {settings.model}{' twice' if places.has_two else ''}")
-        prompts = decode = worker(places.prompts, "the measured worker", is_shared=False)
+        started = [worker(places.prompts, "the measured worker", is_shared=False)]
         if places.has_two:
             is_shared = shm_pool.why_unavailable() is None
-            decode = worker(places.decode, "the second worker", is_shared=is_shared)
-            decode.load()
-        prompts.load()
-        self._facts = prompts.facts
-        self._sampler = Sampler(
-            self._plan,
-            lambda case: decode if case.part is Part.DECODE else prompts,
-            (lambda mine: prompts if mine is decode else decode) if places.has_two else None,
-        )
+            started.append(worker(places.decode, "the second worker", is_shared=is_shared))
+        return started
 
     def measure_steps(self, seconds: float | None = None) -> list[StepSample]:
         """For as long as the plan wants, or for so many seconds. Gives what was found meanwhile."""
