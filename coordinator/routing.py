@@ -269,16 +269,20 @@ class Router:
         self, request: Request, role: Role, kind: LegKind, matches: Mapping[str, int], now: float
     ) -> Iterator[_Found]:
         """The workers with room and time for the prompt, those with the least cost first."""
-        num_tokens, loads = request.num_tokens, self._registry.loads[role]
+        num_tokens, max_slots, loads = request.num_tokens, request.max_slots, self._registry.loads[role]
         known: list[_Found] = []
         for worker, matched in self._holders(matches, role):
-            if self._can_compute(worker, kind, request, matched, now):
+            if self._is_able(worker, kind, max_slots, now) and self._has_time(worker, num_tokens, matched):
                 insort(known, (loads.load(worker) + num_tokens - matched, worker.worker_id, matched, worker))
         for load, name, worker in loads.in_order():
             cost = load + num_tokens
             while known and known[0] < (cost, name):
                 yield known.pop(0)
-            if worker.incarnation not in matches and self._can_compute(worker, kind, request, 0, now):
+            if (
+                worker.incarnation not in matches
+                and self._is_able(worker, kind, max_slots, now)
+                and self._has_time(worker, num_tokens, 0)
+            ):
                 yield cost, name, 0, worker
         yield from known
 
@@ -287,17 +291,23 @@ class Router:
     ) -> list[_Found]:
         """The first few workers with room for the sequence, those with the least cost first; only of `linked`, unless
         that is None."""
+        num_tokens, max_slots = request.num_tokens, request.max_slots
+
+        def can_decode(worker: Worker) -> bool:
+            is_linked = linked is None or worker.incarnation in linked
+            return is_linked and self._is_able(worker, LegKind.DECODE, max_slots, now)
+
         found: list[_Found] = []
         for worker, matched in self._holders(matches, Role.DECODE):
-            if self._can_decode(worker, linked, request, now):
+            if can_decode(worker):
                 self._registry.look_ahead(worker)
-                _keep_first(found, _decode_cost(worker, request, matched))
+                _keep_first(found, _decode_cost(worker, num_tokens, matched))
         for load, name, worker in self._registry.loads[Role.DECODE].in_order():
             # A request never costs less than the load, so of those that follow none can be among the first any more.
             if len(found) == MAX_RECORDED_CANDIDATES and found[-1] < (load, name):
                 break
-            if worker.incarnation not in matches and self._can_decode(worker, linked, request, now):
-                _keep_first(found, _decode_cost(worker, request, 0))
+            if worker.incarnation not in matches and can_decode(worker):
+                _keep_first(found, _decode_cost(worker, num_tokens, 0))
         return found
 
     def _holders(self, matches: Mapping[str, int], role: Role) -> Iterator[tuple[Worker, int]]:
@@ -306,11 +316,6 @@ class Router:
             worker = self._registry.of_incarnation(incarnation)
             if worker is not None and worker.role is role:
                 yield worker, matched
-
-    def _can_compute(self, worker: Worker, kind: LegKind, request: Request, matched: int, now: float) -> bool:
-        return self._is_able(worker, kind, request, now) and self._has_time(
-            worker, request.num_tokens, matched
-        )
 
     def _has_time(self, worker: Worker, num_tokens: int, matched: int) -> bool:
         """Whether the prompt would start soon at the worker: behind less than `STEP_TOKENS` that go before it, or in at
@@ -337,32 +342,27 @@ class Router:
         """Hybrids with room for the whole request, where its prompt would start soon."""
         num_tokens = request.num_tokens
         for worker in self._registry.hybrids:
-            if worker.held_tokens + num_tokens + GROWTH_TOKENS <= worker.usable_slots and self._can_compute(
-                worker, LegKind.GENERATE, request, self.matched(request, worker), now
+            if (
+                worker.held_tokens + num_tokens + GROWTH_TOKENS <= worker.usable_slots
+                and self._is_able(worker, LegKind.GENERATE, request.max_slots, now)
+                and self._has_time(worker, num_tokens, self.matched(request, worker))
             ):
                 yield worker
 
-    def _can_decode(
-        self, worker: Worker, linked: Mapping[str, Worker] | None, request: Request, now: float
-    ) -> bool:
-        is_linked = linked is None or worker.incarnation in linked
-        return is_linked and self._is_able(worker, LegKind.DECODE, request, now)
-
-    def _is_able(self, worker: Worker, kind: LegKind, request: Request, now: float) -> bool:
+    def _is_able(self, worker: Worker, kind: LegKind, max_slots: int, now: float) -> bool:
         """Whether the worker stays in its pool, the whole request fits in, it has been heard of lately, did not just
         have to preempt, and, if it is to decode, holds fewer than `most_sequences`."""
         return (
             now >= worker.full_until
             and now - worker.seen_at <= self._quiet_s
             and worker.departure is None
-            and request.max_slots <= worker.num_slots
+            and max_slots <= worker.num_slots
             and (kind is LegKind.PREFILL or worker.num_sequences < worker.most_sequences)
         )
 
 
-def _decode_cost(worker: Worker, request: Request, matched: int) -> _Found:
+def _decode_cost(worker: Worker, num_tokens: int, matched: int) -> _Found:
     """What the sequence costs at the worker: see `choose`."""
-    num_tokens = request.num_tokens
     cost = share_taken(worker, num_tokens) - PREFIX_WEIGHT * matched / num_tokens
     return cost, worker.worker_id, matched, worker
 
@@ -375,4 +375,4 @@ def _keep_first(found: list[_Found], another: _Found) -> None:
 
 def _record(found: Sequence[_Found], unit: CostUnit) -> tuple[Candidate, ...]:
     """What was looked at, for the timeline."""
-    return tuple(Candidate(worker_id, cost, unit, matched) for cost, worker_id, matched, _ in found)
+    return tuple([Candidate(worker_id, cost, unit, matched) for cost, worker_id, matched, _ in found])

@@ -206,13 +206,13 @@ class Timeline(msgspec.Struct):
         stages: dict[str, int] = {}
         end = _us(now if self.ended_at is None else self.ended_at)
         first = None if self.first_token_at is None else _us(self.first_token_at)
-        stamps_us = [_us(at) for _, at in self.stamps]
-        for (state, _), entered, left in zip(self.stamps, stamps_us, (*stamps_us[1:], end), strict=True):
+        entered_us = [_us(at) for _, at in self.stamps]
+        left_us = [*(min(us, end) for us in entered_us[1:]), end]
+        for (state, _), entered, left in zip(self.stamps, entered_us, left_us, strict=True):
             is_before_first = first is None or entered < first
             table = _STAGE_BEFORE_FIRST_TOKEN if is_before_first else _STAGE_AFTER_FIRST_TOKEN
-            if state in table and min(left, end) >= entered:
-                name = table[state]
-                stages[name] = stages.get(name, 0) + min(left, end) - entered
+            if left >= entered and (name := table.get(state)) is not None:
+                stages[name] = stages.get(name, 0) + left - entered
         if first is not None and self.delivered_at is not None:
             stages["deliver"] = _us(self.delivered_at) - first
         return stages

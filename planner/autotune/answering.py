@@ -10,7 +10,7 @@ import msgspec
 from twinpool.config import CoordinatorConfig
 from twinpool.errors import TwinpoolError
 from twinpool.planner.autotune.predicting import Aim, predict
-from twinpool.planner.autotune.questions import Answer, Question
+from twinpool.planner.autotune.questions import Answer, LiveQuestion
 from twinpool.planner.autotune.words import Split
 from twinpool.planner.plan.capacity import KvCapacity
 from twinpool.planner.plan.layouts import LayoutSpace, WorkerKind
@@ -21,7 +21,7 @@ from twinpool.prefill_pool.core import TOKEN_BUDGET
 MACHINE = "the server's machine"
 
 
-def space_of(question: Question) -> LayoutSpace:
+def space_of(question: LiveQuestion) -> LayoutSpace:
     """Workers as the server has them. Raises ConfigError."""
     times = FittedTimes(question.profile, question.transport)
     kv_bytes = question.num_blocks * question.kv.block_bytes
@@ -43,7 +43,7 @@ def space_of(question: Question) -> LayoutSpace:
     )
 
 
-def answer(question: Question) -> Answer:
+def answer(question: LiveQuestion) -> Answer:
     """Predicts, or says why not."""
     began_at = time.monotonic()
     try:

@@ -9,14 +9,14 @@ import sys
 
 import msgspec
 
-from twinpool.planner.autotune.questions import Answer, Question
+from twinpool.planner.autotune.questions import Answer, LiveQuestion
 
 COMMAND = (sys.executable, "-m", "twinpool.planner.autotune.child")
 _LAST_WORDS = 300
 _GRACE_S = 2.0
 
 
-async def ask(question: Question) -> Answer:
+async def ask(question: LiveQuestion) -> Answer:
     """The child's answer, within the question's `seconds` and a moment: then, or if this is cancelled, it is killed."""
     process = await asyncio.create_subprocess_exec(
         *COMMAND,
@@ -43,5 +43,5 @@ async def ask(question: Question) -> Answer:
         return Answer(None, f"the process that predicts ended with status {process.returncode}: {words}")
 
 
-def _too_slow(question: Question) -> str:
+def _too_slow(question: LiveQuestion) -> str:
     return f"a prediction took more than {question.seconds:g} s: too little of the processors is left for it"

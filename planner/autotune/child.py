@@ -28,10 +28,10 @@ def main() -> None:
     import setproctitle
 
     from twinpool.planner.autotune.answering import answer
-    from twinpool.planner.autotune.questions import Question
+    from twinpool.planner.autotune.questions import LiveQuestion
 
     setproctitle.setproctitle("twinpool autotune")
-    question = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=Question)
+    question = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=LiveQuestion)
     signal.setitimer(signal.ITIMER_REAL, question.seconds)  # whose signal ends the process
     sys.stdout.buffer.write(msgspec.msgpack.encode(answer(question)))
 

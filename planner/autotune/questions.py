@@ -11,7 +11,7 @@ from twinpool.planner.autotune.words import PastTraffic, Prediction, Sizes
 from twinpool.planner.profile.saved import Profile
 
 
-class Question(msgspec.Struct, frozen=True, kw_only=True):
+class LiveQuestion(msgspec.Struct, frozen=True, kw_only=True):
     """What is to be predicted, of workers of `profile`, whose KV travels by `transport` (None: as a server would have
     it here). `sizes`: as in `predict`. `seconds` is what it may take."""
 

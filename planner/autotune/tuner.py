@@ -24,7 +24,7 @@ from twinpool.metrics import TunerMetric
 from twinpool.planner.autotune import words
 from twinpool.planner.autotune.asking import ask
 from twinpool.planner.autotune.core import AutotuneCore
-from twinpool.planner.autotune.questions import Answer, Question
+from twinpool.planner.autotune.questions import Answer, LiveQuestion
 from twinpool.planner.autotune.regret_log import RegretLog
 from twinpool.planner.autotune.settings import AutotuneSettings
 from twinpool.planner.autotune.words import Event, Pools, Sizes, Split
@@ -216,7 +216,7 @@ class PoolTuner:
     async def _answer(self, server: TunedServer, command: words.Predict) -> Answer:
         if (terms := server.worker_terms()) is None:
             return Answer(None, "no worker has joined")
-        question = Question(
+        question = LiveQuestion(
             profile=self._profile,
             transport=self._transport,
             kv=terms.layout,

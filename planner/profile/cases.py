@@ -23,7 +23,7 @@ class Part(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class StepCase:
     """One step: sequences with so many tokens each, of which the last is computed, and chunks as (new, cached).
 
     What `is_held_out` tests the fit and is not fitted.
@@ -79,16 +79,16 @@ class StepPlan:
     after a worker had nothing to do, alone and beside a neighbour. At least `least_rounds` of all of them, for `most_s`
     if that allows more. Between the rows of `row_knots` the matrix products are interpolated."""
 
-    alone: tuple[Case, ...]
-    busy: tuple[Case, ...]
-    sleeping: tuple[Case, ...]
+    alone: tuple[StepCase, ...]
+    busy: tuple[StepCase, ...]
+    sleeping: tuple[StepCase, ...]
     row_knots: tuple[int, ...]
-    neighbour_decode: Case
-    neighbour_prompt: Case
+    neighbour_decode: StepCase
+    neighbour_prompt: StepCase
     least_rounds: int
     most_s: float
 
-    def beside(self, case: Case) -> Case:
+    def beside(self, case: StepCase) -> StepCase:
         """What the neighbour of a busy case does."""
         return self.neighbour_prompt if case.part is Part.DECODE else self.neighbour_decode
 
@@ -136,7 +136,7 @@ def full_plan(max_model_len: int) -> StepPlan:
         *_mixed(3, 250, ((345, 0),)),
         *_mixed(4, 256, ((508, 0),)),
         *_mixed(2, 300, ((1000, 0),)),
-        Case(Part.DECODE, _RAGGED, (), True),
+        StepCase(Part.DECODE, _RAGGED, (), True),
         *_decode((5, 20), 400, is_held_out=True),
         *_prompts((100, 300, 700), is_held_out=True),
         *_cached(((200, 300), (90, 800)), is_held_out=True),
@@ -166,7 +166,7 @@ def quick_plan(max_model_len: int) -> StepPlan:
         *_mixed(8, 256, ((120, 0),)),
         *_mixed(4, 256, ((96, 512),)),
         *_mixed(3, 250, ((240, 0),)),
-        Case(Part.DECODE, _RAGGED, (), True),
+        StepCase(Part.DECODE, _RAGGED, (), True),
         *_prompts((300,), is_held_out=True),
         *_mixed(3, 150, ((60, 0), (65, 300)), is_held_out=True),
     )
@@ -176,8 +176,8 @@ def quick_plan(max_model_len: int) -> StepPlan:
 
 
 def _fitting(
-    alone: Sequence[Case], busy: Sequence[Case], sleeping: Sequence[Case], max_model_len: int, *, least_rounds: int,
-    most_s: float,
+    alone: Sequence[StepCase], busy: Sequence[StepCase], sleeping: Sequence[StepCase], max_model_len: int, *,
+    least_rounds: int, most_s: float,
 ) -> StepPlan:  # fmt: skip
     held = tuple(case for case in alone if case.longest <= max_model_len)
     most_rows = max(case.num_rows for case in held)
@@ -186,30 +186,30 @@ def _fitting(
         busy=tuple(case for case in busy if case.longest <= max_model_len),
         sleeping=tuple(case for case in sleeping if case.longest <= max_model_len),
         row_knots=tuple(rows for rows in ROW_KNOTS if rows <= most_rows),
-        neighbour_decode=Case(Part.DECODE, (min(256, max_model_len),) * 8),
-        neighbour_prompt=Case(Part.PROMPT, (), ((min(256, max_model_len), 0),)),
+        neighbour_decode=StepCase(Part.DECODE, (min(256, max_model_len),) * 8),
+        neighbour_prompt=StepCase(Part.PROMPT, (), ((min(256, max_model_len), 0),)),
         least_rounds=least_rounds,
         most_s=most_s,
     )
 
 
-def _decode(batches: Sequence[int], length: int, *, is_held_out: bool = False) -> Iterator[Case]:
-    return (Case(Part.DECODE, (length,) * batch, (), is_held_out) for batch in batches)
+def _decode(batches: Sequence[int], length: int, *, is_held_out: bool = False) -> Iterator[StepCase]:
+    return (StepCase(Part.DECODE, (length,) * batch, (), is_held_out) for batch in batches)
 
 
-def _prompts(lengths: Sequence[int], *, is_held_out: bool = False) -> Iterator[Case]:
-    return (Case(Part.PROMPT, (), ((length, 0),), is_held_out) for length in lengths)
+def _prompts(lengths: Sequence[int], *, is_held_out: bool = False) -> Iterator[StepCase]:
+    return (StepCase(Part.PROMPT, (), ((length, 0),), is_held_out) for length in lengths)
 
 
-def _cached(chunks: Sequence[tuple[int, int]], *, is_held_out: bool = False) -> Iterator[Case]:
-    return (Case(Part.CACHED, (), (chunk,), is_held_out) for chunk in chunks)
+def _cached(chunks: Sequence[tuple[int, int]], *, is_held_out: bool = False) -> Iterator[StepCase]:
+    return (StepCase(Part.CACHED, (), (chunk,), is_held_out) for chunk in chunks)
 
 
-def _chunks(*steps: tuple[tuple[int, int], ...]) -> Iterator[Case]:
-    return (Case(Part.CHUNKS, (), chunks) for chunks in steps)
+def _chunks(*steps: tuple[tuple[int, int], ...]) -> Iterator[StepCase]:
+    return (StepCase(Part.CHUNKS, (), chunks) for chunks in steps)
 
 
 def _mixed(
     batch: int, length: int, chunks: tuple[tuple[int, int], ...], *, is_held_out: bool = False
-) -> Iterator[Case]:
-    yield Case(Part.MIXED, (length,) * batch, chunks, is_held_out)
+) -> Iterator[StepCase]:
+    yield StepCase(Part.MIXED, (length,) * batch, chunks, is_held_out)

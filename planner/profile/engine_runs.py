@@ -20,7 +20,7 @@ import psutil
 
 from twinpool.bench.engine.floors import Piece
 from twinpool.errors import ModelError
-from twinpool.planner.profile.cases import Case, StepPlan
+from twinpool.planner.profile.cases import StepCase, StepPlan
 from twinpool.planner.profile.engine_messages import (
     Answer,
     Command,
@@ -138,7 +138,7 @@ def engine(settings: WorkerSettings, name: str) -> Iterator[Engine]:
 class Kind(NamedTuple):
     """What is measured of a case: it beside so many busy workers, and whether the worker has slept before."""
 
-    case: Case
+    case: StepCase
     num_busy: int = 0
     has_slept: bool = False
 
@@ -154,7 +154,7 @@ class Sampler:
     def __init__(
         self,
         plan: StepPlan,
-        engine_of: Callable[[Case], Engine],
+        engine_of: Callable[[StepCase], Engine],
         other_than: Callable[[Engine], Engine] | None,
     ) -> None:
         self._plan = plan

@@ -149,8 +149,9 @@ class Control:
         if worker.num_foreseen:
             self.core.hold(worker.worker_id, -worker.num_foreseen)
         untold = worker.take_untold(now, with_now=STEP_MESSAGES + worker.number <= rank)
-        for times, _, message in untold:
-            for at_s, commands in self.core.count_steps(worker.worker_id, worker.incarnation, message, times):
+        for steps in untold:
+            told = self.core.count_steps(worker.worker_id, worker.incarnation, steps.message, steps.times)
+            for at_s, commands in told:
                 for command in commands:
                     self._do(command, at_s + worker.late_s)
 
@@ -161,10 +162,10 @@ class Control:
             self._tell_of_steps(worker, LATER)
             worker.skip_no_more()
             rank = STEP_MESSAGES + worker.number
-            for times, _, message in worker.take_untold(inf, with_now=True):
+            for steps in worker.take_untold(inf, with_now=True):
                 # Whatever else came of such a step was sent after its tokens, and is on the agenda already.
-                for at_s in times:
-                    self._agenda.at_first(at_s, rank, self._hear_later, (worker, message, rank))
+                for at_s in steps.times:
+                    self._agenda.at_first(at_s, rank, self._hear_later, (worker, steps.message, rank))
         self._agenda.at(self._skips_again_at, LATER, self._skip_again, self._skips_again_at)
 
     def _skip_again(self, at_s: float) -> None:

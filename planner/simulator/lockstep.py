@@ -18,7 +18,9 @@ from bisect import bisect_left, bisect_right
 from itertools import accumulate
 from math import inf
 from operator import sub
-from typing import Any, NamedTuple
+from typing import Any
+
+import msgspec
 
 from twinpool.colocated_pool.core import ColocatedCore
 from twinpool.config import Role
@@ -38,7 +40,7 @@ MOST_SKIPPED = 48
 """Steps whose ends are computed at once: who comes meanwhile makes those behind worthless."""
 
 
-class UntoldSteps(NamedTuple):
+class UntoldSteps(msgspec.Struct, gc=False):
     """Steps of so many sequences each, of each of which the coordinator is to hear `message` at its time; in order."""
 
     times: list[float]
@@ -102,8 +104,10 @@ class LockstepWorker(SimulatedWorker):
         place = bisect_right(ends_at, now, first, self._expected)
         ends = ends_at[first:place]
         seconds = list(map(sub, ends, [self._began_at, *ends]))
+        busy_s = self.busy_s
         for step_s in seconds:
-            self.busy_s += step_s
+            busy_s += step_s
+        self.busy_s = busy_s
         self._began_at = self._ended_at = ends[-1]
         self._present = place
         times = [end_at + self.control_s for end_at in ends] if self.control_s else ends
@@ -164,17 +168,15 @@ class LockstepWorker(SimulatedWorker):
     def take_untold(self, now: float, *, with_now: bool) -> list[UntoldSteps]:
         """Takes what was to be told until `now` from `untold`: the coordinator hears of those steps. Nothing is
         foreseen then, as it is told before."""
-        taken: list[UntoldSteps] = []
-        for number, steps in enumerate(self.untold):
+        taken, self.untold = self.untold, []
+        for number, steps in enumerate(taken):
             place = steps.num_until(now, with_now=with_now)
             if place < len(steps.times):
+                taken, self.untold = taken[:number], taken[number:]
                 if place:
-                    taken.append(steps._replace(times=steps.times[:place]))
-                self.untold = [steps._replace(times=steps.times[place:]), *self.untold[number + 1 :]]
+                    taken.append(UntoldSteps(steps.times[:place], steps.num_sequences, steps.message))
+                    del steps.times[:place]
                 break
-            taken.append(steps)
-        else:
-            self.untold = []
         self.num_foreseen = 0
         self.note_due()
         return taken

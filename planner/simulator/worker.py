@@ -121,7 +121,7 @@ class SimulatedWorker:
         self._share_done = 0.0
         self._delivered = Delivered(0, 0)
         """What others have, as far as it has delayed the step that runs."""
-        self._delayed_until = 0.0
+        self._delayed_until = self._delay_left_s = 0.0
         self._pushed: dict[int, _Pushed] = {}
         self._carry_out: dict[type[Any], Callable[[Any], None]] = {
             SendCoordinator: self._send_coordinator,
@@ -242,12 +242,19 @@ class SimulatedWorker:
         return Delivered(self.num_steps - 1, self._num_tokens - self._num_last_tokens)
 
     def _delay_s(self) -> float:
-        """By which what others have delivered since it was asked last delays the step that runs."""
+        """By which what others have delivered since it was asked last delays the step that runs; all in all by no more
+        than its computing took, as of two that want a core each gets half."""
         assert self._machine is not None
-        before, self._delivered = self._delivered, self._machine.delivered_beside(self, self._agenda.now)
+        now = self._agenda.now
+        if not self._delayed_until:
+            self._delay_left_s = now - self._began_at
+        before, self._delivered = self._delivered, self._machine.delivered_beside(self, now)
         num_steps = self._delivered.num_steps - before.num_steps
         num_tokens = self._delivered.num_tokens - before.num_tokens
-        return num_steps * self._delivery_s + num_tokens * self._delivery_token_s
+        wanted_s = num_steps * self._delivery_s + num_tokens * self._delivery_token_s
+        delay_s = min(wanted_s, self._delay_left_s)
+        self._delay_left_s -= delay_s
+        return delay_s
 
     def _step_ended(self, seconds: float) -> None:
         """What was planned ahead begins, and the core hears of both."""

@@ -19,7 +19,7 @@ class Overheads:
     step takes longer if its worker had nothing to do before, as caches are cold and processors slept, with
     `busy_wake_s` more for each other worker of the machine that computes; `delivery_s`: by how much a step of a prefill
     worker is delayed when another worker of the machine ends one meanwhile, as the tokens are delivered on the same
-    processors, with `delivery_token_s` more for each of these.
+    processors, with `delivery_token_s` more for each of these; all in all by no more than the step takes alone.
     """
 
     request_s: float = 0.0

@@ -20,6 +20,8 @@ OVERHEADS = Overheads(
     request_s=0.001, control_s=0.0005, output_s=0.002, handoff_s=0.004, wake_s=0.003, busy_wake_s=0.005,
     delivery_s=0.001, delivery_token_s=2e-4,
 )  # fmt: skip
+SLOW_DELIVERY = replace(OVERHEADS, delivery_s=0.05)
+"""Longer than a step of decode: what delays a prompt then is how much of a core it gets."""
 PREFILL = LinearTimes(base_s=0.004, prompt_token_s=2e-4, start_s=1e-4, byte_s=1e-8)
 DECODE = replace(PREFILL, base_s=0.008, sequence_s=3e-4, context_s=1e-6, busy_share=0.3)
 
@@ -42,7 +44,9 @@ def deployments(draw: st.DrawFn) -> Deployment:
         min_link_gb_per_s=0.0,
     )
     num_blocks = draw(st.sampled_from((16, 24, 40, 200)))
-    overheads = draw(st.sampled_from((Overheads(), OVERHEADS, Overheads(control_s=0.01, output_s=0.013))))
+    overheads = draw(
+        st.sampled_from((Overheads(), OVERHEADS, SLOW_DELIVERY, Overheads(control_s=0.01, output_s=0.013)))
+    )
     decode = replace(DECODE, overheads=overheads)
     prefill = replace(PREFILL, overheads=decode.overheads)
     machine = draw(st.sampled_from((None, "this")))

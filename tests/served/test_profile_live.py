@@ -10,14 +10,14 @@ from support.served_model import SHAPE, save_served_model
 
 from twinpool.config import TransportName
 from twinpool.errors import ModelError
-from twinpool.planner.profile.cases import Case, Part, StepPlan
+from twinpool.planner.profile.cases import Part, StepCase, StepPlan
 from twinpool.planner.profile.engine_messages import WorkerSettings
 from twinpool.planner.profile.engine_runs import Engine, Sampler, engine
 from twinpool.planner.profile.fit import fit_transfers
 from twinpool.planner.profile.transfer_runs import TransferSettings, measure_transfers
 
-DECODE, PROMPT = Case(Part.DECODE, (40,) * 3), Case(Part.PROMPT, (), ((64, 0),))
-MIXED = Case(Part.MIXED, (40, 20), ((16, 32),))
+DECODE, PROMPT = StepCase(Part.DECODE, (40,) * 3), StepCase(Part.PROMPT, (), ((64, 0),))
+MIXED = StepCase(Part.MIXED, (40, 20), ((16, 32),))
 PLAN = StepPlan(
     alone=(DECODE, PROMPT, MIXED),
     busy=(DECODE,),

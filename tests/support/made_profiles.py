@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 
-from twinpool.planner.profile.cases import Case, full_plan
+from twinpool.planner.profile.cases import StepCase, full_plan
 from twinpool.planner.profile.fit import fit_steps
 from twinpool.planner.profile.saved import (
     Measurements,
@@ -39,14 +39,14 @@ TRUE_FIT = StepFit(
 TRUE_SLOW_DOWN = SlowDown(memory=0.4, arithmetic=0.05)
 
 
-def true_s(case: Case, num_busy: int = 0) -> float:
+def true_s(case: StepCase, num_busy: int = 0) -> float:
     """What the made-up worker takes for a step."""
     memory_s, arithmetic_s = StepModel(TRUE_FIT).parts(case.shape)
     busy_s = TRUE_SLOW_DOWN.memory * memory_s + TRUE_SLOW_DOWN.arithmetic * arithmetic_s
     return memory_s + arithmetic_s + num_busy * busy_s
 
 
-def sampled(cases: Sequence[Case], num_busy: int = 0) -> list[StepSample]:
+def sampled(cases: Sequence[StepCase], num_busy: int = 0) -> list[StepSample]:
     """Its steps as they would be measured without any noise."""
     return [
         StepSample(

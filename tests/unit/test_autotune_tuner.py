@@ -27,7 +27,7 @@ from twinpool.planner.autotune import asking
 from twinpool.planner.autotune import tuner as tuner_module
 from twinpool.planner.autotune.asking import ask
 from twinpool.planner.autotune.core import AutotuneCore
-from twinpool.planner.autotune.questions import Question
+from twinpool.planner.autotune.questions import LiveQuestion
 from twinpool.planner.autotune.regret_log import RegretLog
 from twinpool.planner.autotune.tuner import PoolTuner, _Progress, event_of, pools_of
 from twinpool.planner.autotune.words import Ended, Measured, PastTraffic, Pools, Predict, Split, Withdrawn
@@ -169,8 +169,8 @@ async def test_a_bug_in_a_prediction_ends_it_too(monkeypatch: pytest.MonkeyPatch
 # ── the process that predicts ───────────────────────────────────────────────────────────────────────────────
 
 
-def question(seconds: float = 30.0) -> Question:
-    return Question(
+def question(seconds: float = 30.0) -> LiveQuestion:
+    return LiveQuestion(
         profile=made_profile(), transport=None, kv=KVLayout(2, 2, 8, 16, Dtype.BFLOAT16), num_blocks=100,
         max_model_len=1024, scheduler=SchedulerConfig(), max_queue_requests=10, max_queue_tokens=1000, max_wait_s=1.0,
         slo=SLO, attainment=0.9, traffic=PastTraffic((), 1.0, 0.0, 0.0), prefill=1, decode=1,

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from support.made_profiles import PLAN, TILE, TRUE_FIT, TRUE_SLOW_DOWN, made_profile, sampled, true_s
 
-from twinpool.planner.profile.cases import ROW_KNOTS, Case, Part, full_plan, quick_plan
+from twinpool.planner.profile.cases import ROW_KNOTS, Part, StepCase, full_plan, quick_plan
 from twinpool.planner.profile.fit import (
     far_off,
     fit_slow_down,
@@ -227,7 +227,7 @@ def test_plans_hold_only_what_the_context_holds_and_always_the_parts() -> None:
 
 
 def test_a_case_has_the_shape_of_its_pieces() -> None:
-    case = Case(Part.MIXED, (100, 50), ((30, 0), (20, 64)))
+    case = StepCase(Part.MIXED, (100, 50), ((30, 0), (20, 64)))
     assert case.shape == together(of_sequences([100, 50]), of_chunk(30), of_chunk(20, 64))
     assert [(piece.start, piece.count) for piece in case.pieces] == [(99, 1), (49, 1), (0, 30), (64, 20)]
     assert case.pool_tokens == 112 + 64 + 32 + 96

@@ -188,6 +188,19 @@ def test_a_step_is_slower_exactly_while_another_worker_of_its_machine_computes()
     assert first.times[3] == pytest.approx(first.times[2] + 0.1)
 
 
+@pytest.mark.parametrize(("delivery_s", "takes_s"), [(0.0, 0.1), (0.001, 0.111), (0.05, 0.2)])
+def test_delivering_takes_of_a_prompts_core_what_it_needs_and_half_at_most(
+    delivery_s: float, takes_s: float
+) -> None:
+    """Steps of decode end every 0.01 s while a prompt computes for 0.1 s: ten, and one more meanwhile."""
+    overheads = Overheads(delivery_s=delivery_s)
+    prefill = LinearTimes(base_s=0.1, overheads=overheads)
+    decode = LinearTimes(base_s=0.01, overheads=overheads)
+    shapes = [Shape((own(0, 32),), 60, 0.0), Shape((own(1, 32),), 1, 0.205)]
+    _, second = simulate(split(1, 1, prefill, decode, machine="this"), shapes).outcomes
+    assert second.times[0] == pytest.approx(0.205 + takes_s)
+
+
 def over_a_link_of(seconds: float, num_prefill: int = 1) -> Deployment:
     """KV of 256 tokens takes so long over it alone. Prompts of 256 are computed in two steps of 0.05 s: in the first,
     decode has yet to grant room."""
