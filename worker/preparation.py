@@ -2,7 +2,8 @@
 
 Compiling is a millisecond or two for a usual grammar and a quarter of a second for a huge one. In a job's first step
 that would be a gap in every stream of the worker, and many such jobs at once would make one of many seconds. What the
-first grammar of all takes holds up every other thread, whichever does it: so it is done while the worker is idle.
+first grammar of all takes holds up every other thread, whichever does it: so it is done while the worker is idle. So is
+what the first use of the pool's memory takes.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import logging
 import os
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
@@ -36,11 +38,19 @@ class Preparation:
     """Passes the coordinator's messages on to `pass_on`; a job with a grammar once `grammars` has prepared it, and what
     the coordinator says of that job meanwhile after it. A Cancel goes at once, in place of all that was held back.
 
-    A job whose preparation fails is passed on all the same: its step finds out by itself. Only one that `has_streams`
-    gets ahead: what that takes is kept, and elsewhere there is nothing to hold up. Lives on the event loop.
+    A job whose preparation fails is passed on all the same: its step finds out by itself. Of grammars only one that
+    `has_streams` gets ahead: what that takes is kept, and elsewhere there is nothing to hold up. `touch` makes some
+    pages of the pool's memory, and says whether those were the last. Lives on the event loop.
     """
 
-    def __init__(self, grammars: Grammars, pass_on: Callable[[Message], None], *, has_streams: bool) -> None:
+    def __init__(
+        self,
+        grammars: Grammars,
+        pass_on: Callable[[Message], None],
+        touch: Callable[[], bool],
+        *,
+        has_streams: bool,
+    ) -> None:
         self._grammars = grammars
         self._pass_on = pass_on
         self._loop = asyncio.get_running_loop()
@@ -48,7 +58,9 @@ class Preparation:
         self._executor = ThreadPoolExecutor(1, "prepare", initializer=_step_back)
         self._is_closed = False
         self._idle_since: float | None = None
-        self._may_get_ahead = has_streams
+        self._ahead = deque([grammars.get_ahead, touch] if has_streams else [touch])
+        """What is to be done piece by piece while the worker is idle."""
+        self._is_getting_ahead = False
 
     def take(self, message: Message) -> None:
         """A message of the coordinator has come."""
@@ -71,23 +83,29 @@ class Preparation:
         self._grammars.forget(key)
 
     def look(self, now: float, *, is_idle: bool) -> None:
-        """Does a piece of what the first grammar takes, if the worker has been idle for `IDLE_S` at `now` and none is
-        being done. To be called several times in that span."""
+        """Does a piece of what the first grammar or the first use of memory takes, if the worker has been idle for
+        `IDLE_S` at `now` and none is being done. To be called several times in that span."""
         if not is_idle or self._held:
             self._idle_since = None
         elif self._idle_since is None:
             self._idle_since = now
-        elif now - self._idle_since >= IDLE_S and self._may_get_ahead and not self._is_closed:
-            self._may_get_ahead = False
+        elif not self._ahead or self._is_getting_ahead or self._is_closed:
+            return
+        elif now - self._idle_since >= IDLE_S:
+            self._is_getting_ahead = True
             self._executor.submit(self._get_ahead)
 
     def _get_ahead(self) -> None:
+        is_done = True
         try:
-            self._may_get_ahead = not self._grammars.get_ahead()
+            is_done = self._ahead[0]()
         except ModelError:
             pass  # whoever sends a grammar is told
         except Exception as exc:  # noqa: BLE001  # the library may not be there, or fail in ways of its own
             log.warning("grammars could not be made ready: %s", type(exc).__name__)
+        if is_done:
+            self._ahead.popleft()
+        self._is_getting_ahead = False
 
     def _prepare(self, job: Job) -> None:
         try:

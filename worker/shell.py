@@ -11,6 +11,7 @@ import msgspec
 
 from twinpool.channel import DealerChannel
 from twinpool.config import Role
+from twinpool.engine.host_memory import FirstTouch
 from twinpool.errors import (
     InvariantViolation,
     NotAMember,
@@ -88,6 +89,7 @@ class WorkerShell:
         self._preparation = Preparation(
             parts.runner.grammars,
             lambda message: self._handle(FromCoordinator(message)),
+            FirstTouch(parts.pool.region.memory).go_on,
             has_streams=self._register.generates,
         )
         self._transfers = Transfers(

@@ -20,7 +20,7 @@ import psutil
 
 from twinpool.bench.engine.floors import Piece
 from twinpool.errors import ModelError
-from twinpool.planner.profile.cases import StepCase, StepPlan
+from twinpool.planner.profile.cases import Part, StepCase, StepPlan
 from twinpool.planner.profile.engine_messages import (
     Answer,
     Command,
@@ -44,6 +44,11 @@ SHORT_S = 0.1
 """A step that is shorter runs `BURST` times in a row, after one that does not count: as its caches are in a server,
 where steps of one kind follow each other."""
 BURST = 2
+WARM_S = 0.3
+"""For so long steps of decode run that do not count, where something else ran before: a server's decode worker runs one
+after the other, and it takes some ten of them until its weights are in the caches as far as they can be."""
+GROUP = 6
+"""Of decode's cases so many follow each other, so that most need no warming."""
 SLEEP_S = 0.12
 """Without anything to do: what a worker under a light load has between two prompts."""
 FARTHEST = 2.5
@@ -163,11 +168,12 @@ class Sampler:
         kinds = [Kind(case) for case in plan.alone] + [Kind(case, has_slept=True) for case in plan.sleeping]
         if other_than is not None:
             kinds += [Kind(case, 1) for case in plan.busy] + [Kind(case, 1, True) for case in plan.sleeping]
-        random.Random(0).shuffle(kinds)  # so that even a short while has steps of all kinds
-        self._kinds = kinds
+        self._kinds = kinds = _mixed(kinds)
         self._seconds: dict[Kind, list[float]] = {kind: [] for kind in kinds}
         self._before: dict[Kind, list[float]] = {kind: [] for kind in kinds}
         self._turns: list[Turn] = []
+        self._warm: Engine | None = None
+        """The one that has run steps of decode until now."""
 
     @property
     def num_rounds(self) -> float:
@@ -180,6 +186,7 @@ class Sampler:
         kinds = self._kinds
         found: list[StepSample] = []
         until = time.monotonic() + seconds
+        self._warm = None
         while time.monotonic() < until or len(self._turns) < least_rounds * len(kinds):
             number, place = divmod(len(self._turns), len(kinds))
             if not place:
@@ -209,6 +216,12 @@ class Sampler:
         case, num_busy, has_slept = kind
         engine, known = self._engine_of(case), self._seconds[kind]
         times = 1 if known and known[0] > SHORT_S else 1 + BURST
+        is_stream = _is_stream(kind)
+        if is_stream and self._warm is not engine:
+            warm_until = time.monotonic() + WARM_S
+            while time.monotonic() < warm_until:
+                engine.seconds(case.pieces, 1)
+        self._warm = engine if is_stream else None
 
         def burst() -> Sequence[float]:
             return engine.seconds(case.pieces, times)[-BURST:]
@@ -222,6 +235,22 @@ class Sampler:
             before = burst()
             time.sleep(SLEEP_S)
             return before, engine.seconds(case.pieces, 1)
+
+
+def _is_stream(kind: Kind) -> bool:
+    """Whether a decode worker runs such steps one after the other, with nobody beside it."""
+    return kind.case.part is Part.DECODE and not kind.num_busy and not kind.has_slept
+
+
+def _mixed(kinds: Sequence[Kind]) -> list[Kind]:
+    """In such an order that even a short while has steps of all kinds, and some steps of decode follow each other."""
+    order = random.Random(0)
+    streams = [kind for kind in kinds if _is_stream(kind)]
+    order.shuffle(streams)
+    groups = [streams[first : first + GROUP] for first in range(0, len(streams), GROUP)]
+    groups += [[kind] for kind in kinds if not _is_stream(kind)]
+    order.shuffle(groups)
+    return [kind for group in groups for kind in group]
 
 
 def _sample(

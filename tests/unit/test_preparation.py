@@ -55,7 +55,12 @@ class Bench:
         self.runner = runner
         self.passed: list[Message] = []
         self._heard = asyncio.Event()
-        self.preparation = Preparation(runner, self._hear, has_streams=has_streams)
+        self.num_touched = 0
+        self.preparation = Preparation(runner, self._hear, self._touch, has_streams=has_streams)
+
+    def _touch(self) -> bool:
+        self.num_touched += 1
+        return self.num_touched == 2
 
     def _hear(self, message: Message) -> None:
         self.passed.append(message)
@@ -143,6 +148,11 @@ async def test_a_worker_that_is_idle_for_long_enough_gets_ahead_piece_by_piece_a
         await settled(bench)
         seen.append(bench.runner.pieces.qsize())
     assert seen == [0, 0, 0, 1, 1, 1, 1, 2, 3, 3]
+    assert bench.num_touched == 1
+    for now in (40.0, 50.0, 60.0):
+        look(now, is_idle=True)
+        await settled(bench)
+    assert bench.num_touched == 2, "and then the memory of the pool"
     bench.preparation.close()
 
 
@@ -152,6 +162,7 @@ async def test_a_worker_without_streams_keeps_nothing_that_nobody_asked_for() ->
         bench.preparation.look(now, is_idle=True)
         await settled(bench)
     assert bench.runner.pieces.empty()
+    assert bench.num_touched == 2
     bench.preparation.close()
 
 
