@@ -227,9 +227,9 @@ class _Measuring:
             if tries:
                 self._num_again -= 1
                 self._say("  again: others took too much of the cores")
-            steps = profiling.measure_steps(SLICE_S)
+            steps = profiling.measure_slice(SLICE_S)
             trial = self._stand.load(self._arms[layout.name], requests, f"{slot}-{len(tries)}")
-            tries.append((trial, steps + profiling.measure_steps(SLICE_S)))
+            tries.append((trial, steps + profiling.measure_slice(SLICE_S)))
         trial, steps = min(tries, key=lambda each: each[0].noise.stolen_share + each[0].noise.others_share)
         self._folder.save_profile(profiling.profile())
         self._folder.save_run(layout.name, load.name, run.repetition, trial.run, steps)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import statistics
 import tempfile
 import time
@@ -63,6 +64,9 @@ from twinpool.planner.step_shape import StepShape
 from twinpool.planner.times.service_times import Overheads
 
 Say = Callable[[str], None]
+LIVES = 3
+"""Of the engines: where the memory of a process lies is luck, which holds for as long as the process lives, and makes
+all its steps longer or shorter. A server's workers will have other luck; what is measured is between."""
 NOISY_SPREAD = 0.15
 """Repetitions that lie further apart, at the median over all shapes, say that the machine does something else, too."""
 
@@ -163,8 +167,7 @@ class Profiling:
         self._stack.close()
 
     def renew(self) -> None:
-        """Ends the engines and starts new ones. Where a process's memory lies is luck, and some places are slower than
-        others; what is measured after this has other luck."""
+        """Ends the engines and starts new ones, their next life (`LIVES`)."""
         self._stack.close()
         self._load()
 
@@ -196,11 +199,20 @@ class Profiling:
             started.append(worker(places.decode, "the second worker", is_shared=is_shared))
         return started
 
-    def measure_steps(self, seconds: float | None = None) -> list[StepSample]:
-        """For as long as the plan wants, or for so many seconds. Gives what was found meanwhile."""
+    def measure_steps(self) -> None:
+        """For as long as the plan wants; on a CPU in several lives of the engines."""
+        plan, settings = self._plan, self._settings
+        lives = 1 if settings.is_quick or settings.device.startswith("cuda") else LIVES
+        for life in range(lives):
+            if life:
+                self.renew()
+            with self._watch.watching():
+                least_rounds = math.ceil(plan.least_rounds * (life + 1) / lives)
+                self._sampler.go_on(plan.most_s / lives, least_rounds, self._say)
+
+    def measure_slice(self, seconds: float) -> list[StepSample]:
+        """For about so long. Gives what was found meanwhile."""
         with self._watch.watching():
-            if seconds is None:
-                return self._sampler.go_on(self._plan.most_s, self._plan.least_rounds, self._say)
             return self._sampler.go_on(seconds)
 
     def measure_rounds(self, number: int) -> None:

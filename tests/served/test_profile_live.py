@@ -9,11 +9,13 @@ import pytest
 from support.served_model import SHAPE, save_served_model
 
 from twinpool.config import TransportName
+from twinpool.engine.tokenizer import Tokenizer
 from twinpool.errors import ModelError
 from twinpool.planner.profile.cases import Part, StepCase, StepPlan
 from twinpool.planner.profile.engine_messages import WorkerSettings
 from twinpool.planner.profile.engine_runs import Engine, Sampler, engine
 from twinpool.planner.profile.fit import fit_transfers
+from twinpool.planner.profile.measure import ProfileSettings, Profiling
 from twinpool.planner.profile.transfer_runs import TransferSettings, measure_transfers
 
 DECODE, PROMPT = StepCase(Part.DECODE, (40,) * 3), StepCase(Part.PROMPT, (), ((64, 0),))
@@ -73,6 +75,21 @@ def test_every_shape_is_run_as_often_as_planned_alone_beside_a_neighbour_and_aft
         assert min(sample.each_s) > 0
         assert (sample.before_s is not None) == bool(num_busy or has_slept)
     assert sum(each.num_runs for each in measured) == sum(each.num_runs for each in found.values())
+
+
+def test_engines_that_begin_anew_go_on_where_the_others_were(model: Path) -> None:
+    tokenizer = Tokenizer.from_dir(model).backend
+    wanted = ProfileSettings(model, "tiny", str(model), tokenizer, dtype="float32", is_quick=True)
+    with Profiling(wanted, lambda _: None) as profiling:
+        first, engines = profiling.measure_slice(0.5), profiling._engines
+        profiling.renew()
+        second = profiling.measure_slice(0.5)
+        assert profiling._engines != engines
+        assert [each.cpu_s() for each in engines] == [0.0] * len(engines), "they have ended"
+        assert all(each.cpu_s() > 0 for each in profiling._engines)
+        assert len(profiling._sampler._turns) == len(first) + len(second)
+    assert first
+    assert second
 
 
 def test_an_engine_says_what_it_is(engines: tuple[Engine, Engine]) -> None:

@@ -165,7 +165,7 @@ def test_a_disturbed_run_is_sent_again_and_the_one_that_lost_least_counts(
             return Trial(arm, run, Noise(0.0, share, 0.0, Pace(1.0, 1.0)))
 
     class Steps:
-        def measure_steps(self, _seconds: float) -> list[StepSample]:
+        def measure_slice(self, _seconds: float) -> list[StepSample]:
             return sampled(PLAN.alone[:1])
 
         def profile(self) -> Profile:

@@ -1,0 +1,70 @@
+"""In which order a profile runs its steps, and which of them count."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from itertools import groupby
+
+import pytest
+
+from twinpool.bench.engine.floors import Piece
+from twinpool.planner.profile import engine_runs
+from twinpool.planner.profile.cases import Part, StepCase, StepPlan
+from twinpool.planner.profile.engine_runs import BURST, Engine, Sampler
+
+DECODES = tuple(StepCase(Part.DECODE, (40,) * batch) for batch in (1, 2, 3, 4))
+PROMPT = StepCase(Part.PROMPT, (), ((64, 0),))
+PLAN = StepPlan(
+    alone=(*DECODES, PROMPT), busy=(), sleeping=(), row_knots=(1, 64), neighbour_decode=DECODES[0],
+    neighbour_prompt=PROMPT, least_rounds=2, most_s=0.0,
+)  # fmt: skip
+STEP_S = 0.005
+
+
+class CountedEngine(Engine):
+    """Runs nothing, and remembers the batch of each row of steps and how many it had."""
+
+    def __init__(self) -> None:
+        self.rows: list[tuple[int, int]] = []
+
+    def seconds(self, pieces: Sequence[Piece], times: int) -> tuple[float, ...]:
+        self.rows.append((0 if pieces[0].count > 1 else len(pieces), times))
+        time.sleep(STEP_S)
+        return (STEP_S,) * times
+
+
+def warmed(engine: CountedEngine) -> list[int]:
+    """The batches of decode before whose row others ran that do not count."""
+    return [batch for (batch, times), _ in groupby(engine.rows) if times == 1]
+
+
+def test_steps_of_decode_follow_each_other_and_only_the_first_ones_after_something_else_are_warmed_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(engine_runs, "WARM_S", 4 * STEP_S)
+    engine = CountedEngine()
+    sampler = Sampler(PLAN, lambda _: engine, None)
+    sampler.go_on(0.0, 2)
+    counted = [batch for batch, times in engine.rows if times == 1 + BURST]
+    assert len(counted) == 2 * len(PLAN.alone)
+    places = [number for number, batch in enumerate(counted[: len(PLAN.alone)]) if batch]
+    assert places in ([0, 1, 2, 3], [1, 2, 3, 4])
+    first = counted[places[0]]
+    assert warmed(engine) == [first, first], "once in each round, after the prompt"
+    assert sum(times == 1 for _, times in engine.rows) >= 2
+    sampler.go_on(0.0, 3)
+    assert warmed(engine) == [first] * 3
+    assert all(sample.num_runs == 3 * BURST for sample in sampler.samples())
+
+
+def test_a_slice_that_begins_within_decode_warms_up_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_runs, "WARM_S", 4 * STEP_S)
+    engine = CountedEngine()
+    sampler = Sampler(PLAN, lambda _: engine, None)
+    sampler.go_on(10 * STEP_S)  # somebody else has the machine between slices
+    seen = len(engine.rows)
+    assert seen
+    sampler.go_on(STEP_S)
+    batch, times = engine.rows[seen]
+    assert (times == 1) == (batch > 0)
