@@ -18,8 +18,8 @@ MEDIAN_TARGET, WORST_TARGET = 0.10, 0.25
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """One figure of one load on one layout, in seconds, or requests per second: the median of all simulated runs, and
-    the measured runs', in order."""
+    """One figure of one load on one layout, in seconds, or requests per second: the geometric mean of all simulated
+    runs, and the measured runs', in order."""
 
     layout: str
     load: str
@@ -29,23 +29,29 @@ class Compared:
 
     @property
     def measured(self) -> float:
-        """The median of the runs."""
-        return statistics.median(self.runs)
+        """The geometric mean of the runs."""
+        return _mean(self.runs)
 
     @property
     def error(self) -> float:
-        """Predicted ÷ measured − 1. Where both are 0 there is none; a measured 0 alone is infinitely far."""
+        """Predicted ÷ measured − 1: the geometric mean of what each run was predicted ÷ what it was. Where both are 0
+        there is none; a measured 0 alone is infinitely far."""
         return _ratio(self.predicted, self.measured) - 1
 
     @property
     def run_errors(self) -> tuple[float, ...]:
-        """How far each run is from the median of all runs of the very same requests."""
+        """How far each run is from the mean of all runs of the very same requests."""
         return tuple(_ratio(run, self.measured) - 1 for run in self.runs)
 
     @property
     def run_spread(self) -> float:
-        """How far a run is from their median, on average."""
+        """How far a run is from their mean, on average."""
         return statistics.fmean(map(abs, self.run_errors))
+
+
+def _mean(values: Sequence[float]) -> float:
+    """The geometric mean, of at least one; 0 if one of them is 0."""
+    return statistics.geometric_mean(values) if all(values) else 0.0
 
 
 def _ratio(value: float, of: float) -> float:
@@ -57,14 +63,18 @@ def _ratio(value: float, of: float) -> float:
 def compare(
     layout: str, load: str, slo: Slo, predicted: Sequence[Sequence[Run]], measured: Sequence[Run]
 ) -> list[Compared]:
-    """All figures of runs of the same requests: of each real one, the simulated ones. What counts is the median of all
-    runs on either side: the mean of a skewed figure is above its median."""
+    """All figures of runs of the same requests: of each real one, the simulated ones, as many for each.
+
+    What counts is the geometric mean on either side. Their ratio is the mean one of pairs, each run with its own
+    simulations, so a while in which the machine was slow is on both sides. A skewed figure's logarithm is less so: one
+    run that took far longer than the others moves it less than it would move their mean.
+    """
     theirs = [seen(run, slo) for run in measured]
     ours = [[seen(run, slo) for run in runs] for runs in predicted]
     return [
         Compared(
             layout, load, figure.measure.name,
-            statistics.median(figure.of(run) for runs in ours for run in runs),
+            _mean([figure.of(run) for runs in ours for run in runs]),
             tuple(map(figure.of, theirs)),
         )
         for figure in _figures()
@@ -95,7 +105,7 @@ def errors_of(compared: Sequence[Compared]) -> Errors:
 
 
 def table(compared: Sequence[Compared]) -> list[str]:
-    """Markdown: a row for each load on each layout, "predicted / measured (error, ± how far a run is from the median of
+    """Markdown: a row for each load on each layout, "predicted / measured (error, ± how far a run is from the mean of
     its repetitions)" for each figure."""
     rows = ["| layout | load | " + " | ".join(f"{name}{_unit(name)}" for name in TOLD) + " |"]
     rows.append("|---" * (2 + len(TOLD)) + "|")
@@ -109,7 +119,7 @@ def table(compared: Sequence[Compared]) -> list[str]:
 
 def summary(compared: Sequence[Compared]) -> list[str]:
     """Markdown: the sizes of the errors, for each figure and for all; and, beside them, how far single runs are from
-    the median of all runs of the same requests."""
+    the mean of all runs of the same requests."""
     rows = [
         "| figure | points | median | p90 | worst | where | single runs: median | p90 | worst |",
         "|---|---|---|---|---|---|---|---|---|",

@@ -44,7 +44,7 @@ def measured_section(
         "",
         *summary(compared),
         "",
-        "Predicted / measured (predicted ÷ measured − 1 ± how far a run is from the median of its repetitions):",
+        "Predicted / measured (predicted ÷ measured − 1 ± how far a run is from the mean of its repetitions):",
         "",
         *table(compared),
         "",

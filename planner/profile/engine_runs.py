@@ -46,9 +46,10 @@ where steps of one kind follow each other."""
 BURST = 2
 WARM_S = 0.3
 """For so long steps of decode run that do not count, where something else ran before: a server's decode worker runs one
-after the other, and it takes some ten of them until its weights are in the caches as far as they can be."""
+after the other, and it takes some ten of them until its weights are in the caches as far as they can be. A colocated
+worker has prompts among them all the time: its steps count as they come."""
 GROUP = 6
-"""Of decode's cases so many follow each other, so that most need no warming."""
+"""Of a decode worker's cases so many follow each other, so that most need no warming."""
 SLEEP_S = 0.12
 """Without anything to do: what a worker under a light load has between two prompts."""
 FARTHEST = 2.5
@@ -152,8 +153,8 @@ class Sampler:
     """Runs the cases of a plan in turns, for as long as it is told, and keeps all durations: what the machine does
     meanwhile touches all of them alike, and measuring can go on later.
 
-    `engine_of` gives each case's engine, `other_than` the one beside it (None: there is no second one, and busy cases
-    are left out).
+    `engine_of` gives each case's engine, `other_than` the one beside it (None: there is no second one, busy cases are
+    left out, and decode has no worker of its own).
     """
 
     def __init__(
@@ -168,7 +169,7 @@ class Sampler:
         kinds = [Kind(case) for case in plan.alone] + [Kind(case, has_slept=True) for case in plan.sleeping]
         if other_than is not None:
             kinds += [Kind(case, 1) for case in plan.busy] + [Kind(case, 1, True) for case in plan.sleeping]
-        self._kinds = kinds = _mixed(kinds)
+        self._kinds = kinds = self._mixed(kinds)
         self._seconds: dict[Kind, list[float]] = {kind: [] for kind in kinds}
         self._before: dict[Kind, list[float]] = {kind: [] for kind in kinds}
         self._turns: list[Turn] = []
@@ -216,7 +217,7 @@ class Sampler:
         case, num_busy, has_slept = kind
         engine, known = self._engine_of(case), self._seconds[kind]
         times = 1 if known and known[0] > SHORT_S else 1 + BURST
-        is_stream = _is_stream(kind)
+        is_stream = self._is_stream(kind)
         if is_stream and self._warm is not engine:
             warm_until = time.monotonic() + WARM_S
             while time.monotonic() < warm_until:
@@ -236,21 +237,20 @@ class Sampler:
             time.sleep(SLEEP_S)
             return before, engine.seconds(case.pieces, 1)
 
+    def _is_stream(self, kind: Kind) -> bool:
+        """Whether a decode worker runs such steps one after the other, with nobody beside it."""
+        has_decode_worker = self._other_than is not None
+        return has_decode_worker and kind.case.part is Part.DECODE and not kind.num_busy and not kind.has_slept
 
-def _is_stream(kind: Kind) -> bool:
-    """Whether a decode worker runs such steps one after the other, with nobody beside it."""
-    return kind.case.part is Part.DECODE and not kind.num_busy and not kind.has_slept
-
-
-def _mixed(kinds: Sequence[Kind]) -> list[Kind]:
-    """In such an order that even a short while has steps of all kinds, and some steps of decode follow each other."""
-    order = random.Random(0)
-    streams = [kind for kind in kinds if _is_stream(kind)]
-    order.shuffle(streams)
-    groups = [streams[first : first + GROUP] for first in range(0, len(streams), GROUP)]
-    groups += [[kind] for kind in kinds if not _is_stream(kind)]
-    order.shuffle(groups)
-    return [kind for group in groups for kind in group]
+    def _mixed(self, kinds: Sequence[Kind]) -> list[Kind]:
+        """In such an order that even a short while has steps of all kinds, and a decode worker's follow each other."""
+        order = random.Random(0)
+        streams = [kind for kind in kinds if self._is_stream(kind)]
+        order.shuffle(streams)
+        groups = [streams[first : first + GROUP] for first in range(0, len(streams), GROUP)]
+        groups += [[kind] for kind in kinds if not self._is_stream(kind)]
+        order.shuffle(groups)
+        return [kind for group in groups for kind in group]
 
 
 def _sample(

@@ -44,7 +44,7 @@ def test_steps_of_decode_follow_each_other_and_only_the_first_ones_after_somethi
 ) -> None:
     monkeypatch.setattr(engine_runs, "WARM_S", 4 * STEP_S)
     engine = CountedEngine()
-    sampler = Sampler(PLAN, lambda _: engine, None)
+    sampler = Sampler(PLAN, lambda _: engine, lambda mine: mine)
     sampler.go_on(0.0, 2)
     counted = [batch for batch, times in engine.rows if times == 1 + BURST]
     assert len(counted) == 2 * len(PLAN.alone)
@@ -61,10 +61,17 @@ def test_steps_of_decode_follow_each_other_and_only_the_first_ones_after_somethi
 def test_a_slice_that_begins_within_decode_warms_up_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_runs, "WARM_S", 4 * STEP_S)
     engine = CountedEngine()
-    sampler = Sampler(PLAN, lambda _: engine, None)
+    sampler = Sampler(PLAN, lambda _: engine, lambda mine: mine)
     begun = []
     for _ in PLAN.alone:
         seen = len(engine.rows)
         sampler.go_on(STEP_S)  # one case, and somebody else has the machine until the next
         begun.append(engine.rows[seen])
     assert sorted(begun) == [(0, 1 + BURST), (1, 1), (2, 1), (3, 1), (4, 1)]
+
+
+def test_steps_of_a_worker_that_has_prompts_among_them_count_as_they_come() -> None:
+    engine = CountedEngine()
+    Sampler(PLAN, lambda _: engine, None).go_on(0.0, 2)
+    assert len(engine.rows) == 2 * len(PLAN.alone)
+    assert {times for _, times in engine.rows} == {1 + BURST}
