@@ -239,8 +239,8 @@ class Sampler:
 
     def _is_stream(self, kind: Kind) -> bool:
         """Whether a decode worker runs such steps one after the other, with nobody beside it."""
-        has_decode_worker = self._other_than is not None
-        return has_decode_worker and kind.case.part is Part.DECODE and not kind.num_busy and not kind.has_slept
+        is_alone = not kind.num_busy and not kind.has_slept
+        return self._other_than is not None and kind.case.part is Part.DECODE and is_alone
 
     def _mixed(self, kinds: Sequence[Kind]) -> list[Kind]:
         """In such an order that even a short while has steps of all kinds, and a decode worker's follow each other."""

@@ -77,7 +77,7 @@ def test_a_server_of_a_layout_has_the_memory_and_chunks_that_are_simulated() -> 
         assert f"--num-blocks {deployment.pools[0].num_blocks}" in arguments
         budget = deployment.pools[0].scheduler.token_budget
         assert (f"--token-budget {budget}" in arguments) == (budget is not None)
-        assert layout.repetitions(5) == (5 if layout.chunk else 10), "whose runs differ most is sent twice as often"
+        assert layout.repetitions(5) == (5 if layout.chunk else 10)
         assert layout.threads(2) == (1 if len(deployment.pools) == 2 else 2)
 
 
