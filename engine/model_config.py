@@ -22,11 +22,12 @@ OWN_FAMILIES = {
 
 _ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 _ALIASES = {
-    "hidden_size": ("n_embd", "d_model"),
+    "hidden_size": ("n_embd", "n_embed", "d_model"),
     "num_hidden_layers": ("n_layer", "num_layers", "n_layers"),
     "num_attention_heads": ("n_head", "num_heads", "n_heads"),
     "intermediate_size": ("n_inner", "ffn_dim"),
     "max_position_embeddings": ("n_positions", "max_seq_len", "n_ctx"),
+    "vocab_size": ("padded_vocab_size",),
 }
 _DEFAULT_MAX_POSITIONS = 2048
 

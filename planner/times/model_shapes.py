@@ -1,15 +1,11 @@
-"""What a model's shape says of a step: weights to read, FLOPs to compute, KV to keep. Of well-known models, or of a
-config.json."""
+"""What a model's shape says of a step: weights to read, FLOPs to compute, KV to keep. Of well-known models by name;
+`config_shapes.py` reads others."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from twinpool.engine.model_config import ModelConfig
 from twinpool.errors import ConfigError, ModelError
 from twinpool.layout import Dtype, KVLayout
 
@@ -31,7 +27,7 @@ class LatentAttention:
     """Keys and values as one compressed vector per token and layer (MLA, DeepSeek-V2, arXiv 2405.04434), in elements.
 
     Kept is `rank` + `rope_dim` per token. Chunks attend with heads of `nope_dim` + `rope_dim` to values of `value_dim`;
-    single tokens in the compressed space.
+    single tokens in the compressed space. Queries are compressed to `query_rank`, too; 0: they are not.
     """
 
     query_rank: int
@@ -77,7 +73,8 @@ class ModelShape:
         if self.latent is None:
             return 2 * (self.num_heads + self.num_kv_heads) * self.head_dim * self.hidden
         mla = self.latent
-        queries = mla.query_rank * (self.hidden + self.num_heads * (mla.nope_dim + mla.rope_dim))
+        queries = self.num_heads * (mla.nope_dim + mla.rope_dim) * (mla.query_rank or self.hidden)
+        queries += mla.query_rank * self.hidden
         keys = self.hidden * (mla.rank + mla.rope_dim) + mla.rank * self.num_heads * (
             mla.nope_dim + mla.value_dim
         )
@@ -165,107 +162,6 @@ class ModelShape:
         return 2.0 * self.num_heads * (2 * self.latent.rank + self.latent.rope_dim)
 
 
-def of_directory(path: str | Path, name: str | None = None) -> ModelShape:
-    """The shape in a model directory's config.json.
-
-    Raises:
-        ModelError: the file is absent or does not describe a decoder whose layers all attend to KV.
-    """
-    config = ModelConfig.from_dir(path)
-    file = Path(path) / "config.json"
-    top = json.loads(file.read_text(encoding="utf-8"))
-    raw = {**top, **top["text_config"]} if isinstance(top.get("text_config"), dict) else top
-    _check(config, raw, file)
-    try:
-        experts = _experts(raw)
-        latent = _latent(raw)
-    except (KeyError, TypeError, ValueError) as exc:
-        raise ModelError(f"{file} does not describe its experts or its attention: {exc!r}") from exc
-    windows = [window for window in config.windows if window is not None]
-    return ModelShape(
-        name=name or Path(path).name,
-        num_layers=config.num_layers,
-        hidden=config.hidden_size,
-        num_heads=config.num_heads,
-        num_kv_heads=config.num_kv_heads,
-        head_dim=config.head_dim,
-        inner=config.intermediate_size,
-        vocab=config.vocab_size,
-        max_positions=config.max_positions,
-        source=str(file),
-        is_gated=_is_gated(raw),
-        tied_embeddings=config.tied_embeddings,
-        experts=experts,
-        latent=latent,
-        window=min(windows, default=None),
-        num_window_layers=len(windows),
-        num_vectors=2 * config.hidden_size + (2 * config.head_dim if config.qk_norm else 0),
-        quantization=_quantization(top),
-    )
-
-
-def _check(config: ModelConfig, raw: Mapping[str, Any], file: Path) -> None:
-    if raw.get("is_encoder_decoder"):
-        raise ModelError(f"{file} has an encoder beside the decoder; wanted: a decoder alone")
-    kinds = {str(kind) for kind in raw.get("layer_types") or ()}
-    if unknown := sorted(kinds - _LAYER_KINDS):
-        raise ModelError(
-            f"{file} has layers of {', '.join(unknown)}; wanted: {', '.join(sorted(_LAYER_KINDS))}"
-        )
-    for what in (
-        "hidden_size",
-        "head_dim",
-        "num_kv_heads",
-        "intermediate_size",
-        "vocab_size",
-        "max_positions",
-    ):
-        if (number := getattr(config, what)) < 1:
-            raise ModelError(f"{file} does not describe a decoder: its {what} is {number}")
-
-
-def _quantization(top: Mapping[str, Any]) -> str | None:
-    found = top.get("quantization_config")
-    if not found:
-        return None
-    return str(found.get("quant_method", "some method") if isinstance(found, dict) else found)
-
-
-def _is_gated(raw: Mapping[str, Any]) -> bool:
-    """Whether the feed-forward has a gate: so all do but the families of GPT-2 and OPT, whose activation is bare."""
-    activation = raw.get("hidden_act") or raw.get("hidden_activation") or raw.get("activation_function")
-    return str(activation or "silu") in ("silu", "swish", "gelu_pytorch_tanh", "swiglu")
-
-
-def _experts(raw: Mapping[str, Any]) -> Experts | None:
-    """Mixtures as Mixtral, Qwen-MoE, gpt-oss and DeepSeek name them."""
-    count = raw.get("num_local_experts") or raw.get("num_experts") or raw.get("n_routed_experts")
-    if not count:
-        return None
-    inner = int(raw.get("moe_intermediate_size") or raw["intermediate_size"])
-    shared = raw.get("shared_expert_intermediate_size") or int(raw.get("n_shared_experts") or 0) * inner
-    per_token = raw.get("num_experts_per_tok") or raw["experts_per_token"]
-    if not 1 <= int(per_token) <= int(count):
-        raise ValueError(f"{per_token} of {count} experts for each token")
-    return Experts(int(count), int(per_token), inner, int(shared), int(raw.get("first_k_dense_replace") or 0))
-
-
-def _latent(raw: Mapping[str, Any]) -> LatentAttention | None:
-    """DeepSeek's attention, by its names."""
-    if not raw.get("kv_lora_rank"):
-        return None
-    return LatentAttention(
-        int(raw.get("q_lora_rank") or raw["hidden_size"]),
-        int(raw["kv_lora_rank"]),
-        int(raw["qk_nope_head_dim"]),
-        int(raw["qk_rope_head_dim"]),
-        int(raw["v_head_dim"]),
-    )
-
-
-_LAYER_KINDS = {"full_attention", "sliding_attention"}
-
-
 def _known(*shapes: ModelShape) -> dict[str, ModelShape]:
     return {shape.name: shape for shape in shapes}
 
@@ -346,6 +242,9 @@ _ALIASES = {
 }
 
 
+_QUANTIZED = ("fp8", "nvfp4")
+
+
 def known_shape(text: str) -> ModelShape | None:
     """The well-known model that `text` names, with or without its owner and what it was tuned for; None if none."""
     name = text.strip().lower().rsplit("/", 1)[-1]
@@ -356,14 +255,26 @@ def known_shape(text: str) -> ModelShape | None:
     return None
 
 
+def named_quantization(text: str) -> str | None:
+    """What the name of a well-known model says that weights are quantized to: fp8 or nvfp4. None where it says nothing,
+    or where a directory's config.json does."""
+    if (Path(text) / "config.json").is_file() or known_shape(text) is None:
+        return None
+    said = text.strip().lower().rsplit("-", 1)[-1]
+    return said if said in _QUANTIZED else None
+
+
 def model_shape(text: str) -> ModelShape:
     """The model that `--model` means: a directory with a config.json, a well-known name, or the id of a model whose
     files are here.
 
     Raises:
         ConfigError: it is none of them.
-        ModelError: its config.json does not describe a decoder.
+        ModelError: its config.json does not describe a decoder, or one that is not planned for.
     """
+    # Here, as that module builds on this one.
+    from twinpool.planner.times.config_shapes import of_directory
+
     if (Path(text) / "config.json").is_file():
         return of_directory(text)
     if (known := known_shape(text)) is not None:

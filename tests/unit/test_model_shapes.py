@@ -11,7 +11,8 @@ import pytest
 from twinpool.cli import main
 from twinpool.errors import ConfigError, ModelError
 from twinpool.layout import Dtype
-from twinpool.planner.times.model_shapes import SHAPES, Experts, known_shape, model_shape, of_directory
+from twinpool.planner.times.config_shapes import of_directory
+from twinpool.planner.times.model_shapes import SHAPES, Experts, known_shape, model_shape
 
 PARAMETERS = {
     "smollm2-135m": 134_515_008,

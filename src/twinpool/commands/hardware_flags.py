@@ -159,10 +159,10 @@ def hardware(args: argparse.Namespace, max_model_len: int | None = None) -> Hard
 
     Raises:
         ConfigError: no times are named, or several, or model and times do not go together.
-        ModelError: the model's config.json does not describe a decoder.
+        ModelError: the model's config.json does not describe a decoder, or one that is not planned for.
     """
     from twinpool.planner.times.devices import Precision
-    from twinpool.planner.times.model_shapes import model_shape
+    from twinpool.planner.times.model_shapes import model_shape, named_quantization
     from twinpool.planner.times.public_data import folder
     from twinpool.planner.times.registry import Conditions, device_of
 
@@ -177,10 +177,13 @@ def hardware(args: argparse.Namespace, max_model_len: int | None = None) -> Hard
     sizes = ", ".join(map(str, BLOCK_SIZES))
     require("--block-size", args.block_size, args.block_size in BLOCK_SIZES, sizes)
     precision = None if args.precision is None else Precision(args.precision)
-    if precision is None and model.quantization is not None and profiled is None:
+    named = named_quantization(name)
+    quantization = model.quantization or named
+    if precision is None and quantization is not None and profiled is None:
+        says = model.source if named is None else repr(name)
         raise ConfigError(
-            f"--precision is not given, and {model.source} says that weights are quantized ({model.quantization}); say "
-            f"what they are held in: {', '.join(_PRECISIONS)}"
+            f"--precision is not given, and {says} says that weights are quantized ({quantization}); say what they are "
+            f"held in: {', '.join(_PRECISIONS)}"
         )
     dtype = _KV_DTYPES.get(args.kv_cache_dtype)
     conditions = Conditions(
