@@ -1,4 +1,4 @@
-"""The file that the record of requests is written to, and the thread that writes it.
+"""A file that lines are recorded in, like those of requests, and the thread that writes it.
 
 Serving never waits for it: what the thread is behind with is bounded, and what is beyond is counted and left out. A
 disk that is full, or a file that cannot be written to any more, costs lines of the record and one line of the log.
@@ -17,6 +17,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from typing import Generic, TypeVar
 
 from twinpool import __version__
 from twinpool.config import RecordConfig
@@ -35,8 +36,8 @@ CLOSE_S = 2.0
 
 log = logging.getLogger(__name__)
 
-MakeLine = Callable[[EndedRequest, bool], bytes]
-"""The request's line; true: as the first line of a file."""
+Told = TypeVar("Told")
+"""What a line tells of."""
 
 
 class RecordFile:
@@ -48,6 +49,7 @@ class RecordFile:
 
     def __init__(self, path: str, max_bytes: int, flag: str = "--record") -> None:
         """Opens what `flag` says. Raises ConfigError if that fails, another server has it, or it is no regular file."""
+        self.flag = flag
         self._path = path
         self._max_bytes = max_bytes
         self._fd: int | None = None
@@ -124,33 +126,42 @@ class RecordFile:
         self._open()
 
 
-class RequestRecorder:
-    """Writes requests that have ended, in a thread of its own. `put`, `num_written` and `num_lost` are for the event
-    loop.
+class LineWriter(Generic[Told]):
+    """Writes a line of each thing that it is told, in a thread of its own. `put`, `num_written` and `num_lost` are for
+    the event loop.
     """
 
-    def __init__(self, file: RecordFile, make_line: MakeLine) -> None:
-        """Takes `file` over and starts the thread; `make_line` is called there."""
+    def __init__(
+        self,
+        file: RecordFile,
+        make_line: Callable[[Told, bool], bytes],
+        cost_of: Callable[[Told], int],
+        most_waiting: int,
+    ) -> None:
+        """Takes `file` over and starts the thread, which calls `make_line`; true: for the first line of a file. What
+        waits may cost `most_waiting`."""
         self._file = file
         self._make_line = make_line
-        self._waiting: deque[EndedRequest] = deque()
+        self._cost_of = cost_of
+        self._most_waiting = most_waiting
+        self._waiting: deque[Told] = deque()
         self._waiting_cost = 0
         self._changed = threading.Condition()
         self._is_closing = False
         self._is_failing = False
         self.num_written = 0
         self.num_lost = 0
-        self._thread = threading.Thread(target=self._run, name="request record", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=file.flag, daemon=True)
         self._thread.start()
 
-    def put(self, ended: EndedRequest) -> None:
+    def put(self, told: Told) -> None:
         """Takes it to be written, or counts it as lost if too much waits. Never waits."""
         with self._changed:
-            if self._is_closing or self._waiting_cost > MOST_WAITING_TOKENS:
+            if self._is_closing or self._waiting_cost > self._most_waiting:
                 self._lose("the disk is too slow for it")
                 return
-            self._waiting.append(ended)
-            self._waiting_cost += _cost(ended)
+            self._waiting.append(told)
+            self._waiting_cost += self._cost_of(told)
             self._changed.notify()
 
     def close(self, timeout_s: float = CLOSE_S) -> None:
@@ -163,49 +174,57 @@ class RequestRecorder:
         with self._changed:
             if self._waiting:
                 self.num_lost += len(self._waiting)
-                log.error("%d requests are not recorded: the disk is too slow for it", len(self._waiting))
+                log.error("%s: %d lines are lost: the disk is too slow", self._file.flag, len(self._waiting))
                 self._waiting.clear()
 
     def _run(self) -> None:
-        while (ended := self._next()) is not None:
+        while (told := self._next()) is not None:
             try:
-                self._write(ended)
+                self._write(told)
             except OSError as exc:
                 with self._changed:
                     self._lose(exc.strerror or "it cannot be written")
             except Exception:
                 with self._changed:
                     self._lose("a bug in Twinpool")
-                log.exception("a bug in Twinpool, at the record of requests")
+                log.exception("a bug in Twinpool, at the lines of %s", self._file.flag)
         self._file.close()
 
-    def _next(self) -> EndedRequest | None:
-        """The next request, when there is one; None when the recorder is closed and nothing waits."""
+    def _next(self) -> Told | None:
+        """The next one, when there is one; None when the writer is closed and nothing waits."""
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or self._is_closing)
             if not self._waiting:
                 return None
-            ended = self._waiting.popleft()
-            self._waiting_cost -= _cost(ended)
-            return ended
+            told = self._waiting.popleft()
+            self._waiting_cost -= self._cost_of(told)
+            return told
 
-    def _write(self, ended: EndedRequest) -> None:
-        line = self._make_line(ended, False)
+    def _write(self, told: Told) -> None:
+        line = self._make_line(told, False)
         if self._file.make_room(len(line)):
-            line = self._make_line(ended, True)
+            line = self._make_line(told, True)
         self._file.append(line)
         with self._changed:
             self.num_written += 1
             if self._is_failing:
                 self._is_failing = False
-                log.warning("requests are recorded again; %d were not", self.num_lost)
+                log.warning("%s: lines are written again; %d are lost", self._file.flag, self.num_lost)
 
     def _lose(self, why: str) -> None:
         """Counts one; `_changed` is held."""
         self.num_lost += 1
         if not self._is_failing:
             self._is_failing = True
-            log.error("requests are not recorded: %s; serving goes on", why)
+            log.error("%s: lines are lost: %s; serving goes on", self._file.flag, why)
+
+
+class RequestRecorder(LineWriter[EndedRequest]):
+    """Writes requests that have ended."""
+
+    def __init__(self, file: RecordFile, make_line: Callable[[EndedRequest, bool], bytes]) -> None:
+        """Takes `file` over and starts the thread; `make_line` is called there."""
+        super().__init__(file, make_line, _cost, MOST_WAITING_TOKENS)
 
 
 def start_recorder(config: RecordConfig, now: float) -> RequestRecorder:

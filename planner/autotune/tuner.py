@@ -14,7 +14,7 @@ from typing import Any
 
 from twinpool.bench.serving.distributions import percentile
 from twinpool.config import CoordinatorConfig, Role, SchedulerConfig
-from twinpool.coordinator.gateway.admin import WAIT_S
+from twinpool.coordinator.pool_desk import WAIT_S
 from twinpool.coordinator.pool_status import WorkerState
 from twinpool.coordinator.request_record import EndedRequest
 from twinpool.coordinator.service import Submission
@@ -158,15 +158,14 @@ class PoolTuner:
                 while self._is_tuning:
                     await asyncio.sleep(TICK_S)
                     self._feed(words.Tick(pools_of(server.pool_desk.pools())), server.now())
-                    if self._log is not None:
-                        await self._log.flush()
         finally:
             self._is_tuning = False
             if self._predicting is not None:
                 self._predicting.cancel()
                 await asyncio.wait({self._predicting})
             if self._log is not None:
-                self._log.close()
+                # Streams that still run must not wait for a disk that hangs.
+                await asyncio.to_thread(self._log.close)
 
     @contextmanager
     def _until_a_bug(self) -> Iterator[None]:

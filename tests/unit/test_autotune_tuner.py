@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+import threading
 from collections import Counter
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from twinpool.commands.pools import tuning_lines
 from twinpool.config import CoordinatorConfig, SchedulerConfig
 from twinpool.coordinator.exposition import Exposition
 from twinpool.coordinator.pool_desk import PoolDesk
+from twinpool.coordinator.record_file import RecordFile
 from twinpool.coordinator.registry import Registry
 from twinpool.coordinator.request_record import EndedRequest
 from twinpool.coordinator.tuning import WorkerTerms
@@ -30,7 +32,16 @@ from twinpool.planner.autotune.core import AutotuneCore
 from twinpool.planner.autotune.questions import LiveQuestion
 from twinpool.planner.autotune.regret_log import RegretLog
 from twinpool.planner.autotune.tuner import PoolTuner, _Progress, event_of, pools_of
-from twinpool.planner.autotune.words import Ended, Measured, PastTraffic, Pools, Predict, Split, Withdrawn
+from twinpool.planner.autotune.words import (
+    Ended,
+    Measured,
+    PastTraffic,
+    Pools,
+    Predict,
+    Split,
+    Withdrawn,
+    Write,
+)
 from twinpool.request import RequestState
 
 LINE = Measured(
@@ -209,7 +220,6 @@ def test_a_process_that_hangs_is_killed(monkeypatch: pytest.MonkeyPatch) -> None
 def test_lines_are_json_with_the_time_of_day(tmp_path: Path) -> None:
     log = RegretLog(str(tmp_path / "tune.jsonl"))
     log.put(LINE)
-    asyncio.run(log.flush())
     log.close()
     (line,) = map(json.loads, (tmp_path / "tune.jsonl").read_text().splitlines())
     assert line["kind"] == "measured"
@@ -225,11 +235,56 @@ def test_a_file_of_before_is_moved_aside_and_a_folder_is_refused(tmp_path: Path)
         RegretLog(str(tmp_path))
 
 
-def test_a_disk_that_takes_nothing_costs_lines_and_is_counted(tmp_path: Path) -> None:
+def test_a_disk_that_takes_nothing_costs_lines_and_is_counted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     log = RegretLog(str(tmp_path / "tune.jsonl"))
-    log.close()
     (tmp_path / "tune.jsonl").unlink()
     tmp_path.rmdir()
     log.put(LINE)
-    asyncio.run(log.flush())
-    assert log.num_lost == 1
+    log.put(LINE)
+    log.close()
+    assert log.num_lost == 2
+    assert caplog.messages == ["--autotune-log: lines are lost: No such file or directory; serving goes on"]
+
+
+class Impatient(RegretLog):
+    """Its end does not wait for the disk."""
+
+    def close(self, timeout_s: float = 0.0) -> None:
+        super().close(timeout_s)
+
+
+async def test_a_disk_that_hangs_holds_up_neither_the_tuning_nor_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each tick has a line; the first is never written."""
+    hangs, goes_on, has_ticked = threading.Event(), threading.Event(), asyncio.Event()
+    ticks = 0
+
+    def hang(_file: RecordFile, _line: bytes) -> None:
+        hangs.set()
+        assert goes_on.wait(10)
+
+    def tick(*_: object) -> list[Write]:
+        nonlocal ticks
+        ticks += hangs.is_set()
+        if ticks == 3:
+            has_ticked.set()
+        return [Write(LINE)]
+
+    monkeypatch.setattr(RecordFile, "append", hang)
+    monkeypatch.setattr(tuner_module, "TICK_S", 0.0)
+    monkeypatch.setattr(AutotuneCore, "handle", tick)
+    log = Impatient(str(tmp_path / "tune.jsonl"))
+    tuner = PoolTuner(settings(), made_profile(), None, SchedulerConfig(), CoordinatorConfig(), log)
+    running = asyncio.create_task(tuner.run(Site()))
+    async with asyncio.timeout(10):
+        await has_ticked.wait()
+        running.cancel()
+        await asyncio.wait({running})
+    assert running.cancelled()
+    assert not goes_on.is_set(), "the disk hangs still"
+    assert tuner.counts()[TunerMetric.NOT_LOGGED] >= 2
+    goes_on.set()
+    log.close(timeout_s=10)

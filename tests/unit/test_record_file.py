@@ -18,6 +18,7 @@ from twinpool.config import RecordConfig
 from twinpool.coordinator.record_file import (
     KEPT_FILES,
     MOST_WAITING_TOKENS,
+    LineWriter,
     RecordFile,
     RequestRecorder,
     start_recorder,
@@ -33,6 +34,10 @@ def _ended(name: str, num_prompt: int = 0) -> EndedRequest:
 
 def _line(ended: EndedRequest, is_first: bool) -> bytes:
     return f"{ended.request_id}{' first' if is_first else ''}\n".encode()
+
+
+def _text(text: str, _is_first: bool) -> bytes:
+    return f"{text}\n".encode()
 
 
 def _append(file: RecordFile, text: str) -> None:
@@ -187,8 +192,8 @@ def test_a_full_disk_costs_lines_and_is_logged_once(path: Path, caplog: pytest.L
     assert path.read_text() == "d first\n"
     assert (recorder.num_written, recorder.num_lost) == (1, 3)
     assert [record.getMessage() for record in caplog.records] == [
-        "requests are not recorded: No space left on device; serving goes on",
-        "requests are recorded again; 3 were not",
+        "--record: lines are lost: No space left on device; serving goes on",
+        "--record: lines are written again; 3 are lost",
     ]
 
 
@@ -211,6 +216,31 @@ def test_a_disk_that_hangs_holds_up_nobody(path: Path) -> None:
     go_on.set()
     recorder.close()
     assert path.read_text() == "first first\na\nb\n"
+
+
+def test_an_end_that_does_not_wait_for_the_disk_counts_what_is_left(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+
+    class Hanging(RecordFile):
+        def append(self, line: bytes) -> None:
+            begun.set()
+            assert go_on.wait(10)
+            super().append(line)
+
+    writer = LineWriter(Hanging(str(path), 1000, "--lines"), _text, cost_of=len, most_waiting=100)
+    writer.put("first")
+    assert begun.wait(10)
+    writer.put("a")
+    writer.put("b")
+    writer.close(timeout_s=0.0)
+    assert writer.num_lost == 2
+    assert caplog.messages == ["--lines: 2 lines are lost: the disk is too slow"]
+    go_on.set()
+    writer.close()
+    assert path.read_text() == "first\n", "what was under way is written when the disk goes on, and no more"
+    assert (writer.num_written, writer.num_lost) == (1, 2)
 
 
 def test_a_record_begins_with_the_servers_start(path: Path) -> None:
