@@ -75,7 +75,7 @@ class AutotuneCore:
 
     def __init__(self, settings: AutotuneSettings, started_at: float) -> None:
         self._settings = settings
-        self._window = Window(settings.window_s, started_at)
+        self._window = Window(settings.window_s, settings.slo, started_at)
         self._caution = Caution(settings.cool_down_s)
         self._regrets = Regrets()
         self._open: deque[_Open] = deque()
@@ -102,7 +102,7 @@ class AutotuneCore:
             case Ended():
                 self._window.ended(event, now)
             case Withdrawn():
-                self._window.withdrawn(event)
+                self._window.withdrawn(event, now)
             case Tick(pools):
                 self._tick(pools, now)
             case Predicted(ticket, prediction):
@@ -244,9 +244,10 @@ class AutotuneCore:
             waited_s = now - until
             if waited_s < 0:
                 return
-            if not self._window.is_over(since, until) and waited_s < _WAITS_FOR_ENDS_WINDOWS * window_s:
+            is_settled = self._window.is_over(since, until) or self._window.is_being_forgotten(since)
+            if not is_settled and waited_s < _WAITS_FOR_ENDS_WINDOWS * window_s:
                 return
-            figures, count = self._window.figures(since, until, self._settings.slo)
+            figures, count = self._window.figures(since, until)
             why = "" if figures is not None else "nothing came"
             self._close(self._open.popleft(), figures, count, self._window.load(since, until), why)
 
