@@ -25,6 +25,9 @@ from twinpool.coordinator.scaler import Scaler
 from twinpool.errors import PoolRefused, RequestError
 
 Changes = tuple[PoolChange, ...]
+WAIT_S = 2.0
+"""How long what runs on a worker that goes may take to end, unless the operator says. With what closing and opening
+links takes, capacity has moved within 5 s."""
 
 
 class PoolService(Protocol):

@@ -6,7 +6,7 @@ from enum import StrEnum
 from typing import Any
 
 from twinpool.config import Role
-from twinpool.coordinator.registry import Registry
+from twinpool.coordinator.registry import OTHER_ROLE, Registry
 from twinpool.coordinator.scaler import Scaler
 from twinpool.coordinator.worker import Departure, Worker
 
@@ -22,10 +22,10 @@ class WorkerState(StrEnum):
 
 
 def pool_status(registry: Registry, scaler: Scaler | None, now: float) -> dict[str, Any]:
-    """Every worker that has joined, those of `scaler` that have not, and what for, and those that have failed to start,
-    with why."""
-    joined = {worker.worker_id for worker in registry}
-    workers = [_worker(registry, worker, now) for worker in registry]
+    """Every worker that has joined, also while it changes its role; those of `scaler` that have not, and what for; and
+    those that have failed to start, with why."""
+    here = {worker.worker_id: worker for worker in registry} | registry.changing
+    workers = [_worker(registry, worker, now) for worker in here.values()]
     if scaler is not None:
         workers += [
             {
@@ -35,12 +35,12 @@ def pool_status(registry: Registry, scaler: Scaler | None, now: float) -> dict[s
                 "waits_for": scaler.waits_for(),
             }
             for worker_id, role in scaler.workers().items()
-            if worker_id not in joined
+            if worker_id not in here
         ]
         workers += [
             {"worker": worker_id, "state": WorkerState.FAILED.value, "reason": reason}
             for worker_id, reason in scaler.failed().items()
-            if worker_id not in joined
+            if worker_id not in here
         ]
     is_ready, reason = registry.ready()
     serving = [worker for worker in registry if worker.stays]
@@ -91,12 +91,11 @@ def _state(departure: Departure | None) -> WorkerState:
 
 
 def _links(registry: Registry, worker: Worker) -> list[dict[str, Any]]:
-    return [
-        {
-            "worker": (decode if prefill is worker else prefill).worker_id,
-            "transport": link.transport,
-            "gb_per_s": link.gb_per_s,
-        }
-        for prefill, decode, link in registry.links()
-        if worker in (prefill, decode)
-    ]
+    if worker.role not in OTHER_ROLE:
+        return []
+    found = []
+    for other in registry.of_role(OTHER_ROLE[worker.role]):
+        pair = (worker, other) if worker.role is Role.PREFILL else (other, worker)
+        if (link := registry.link(*pair)) is not None:
+            found.append({"worker": other.worker_id, "transport": link.transport, "gb_per_s": link.gb_per_s})
+    return found

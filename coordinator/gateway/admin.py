@@ -15,12 +15,9 @@ from twinpool.coordinator.gateway.docs import body_schema
 from twinpool.coordinator.gateway.generation import Generator
 from twinpool.coordinator.gateway.shapes import to_json
 from twinpool.coordinator.gateway.tokenizing import read_request
-from twinpool.coordinator.pool_desk import Changes, PoolService
+from twinpool.coordinator.pool_desk import WAIT_S, Changes, PoolService
 from twinpool.errors import InvalidRequest
 
-WAIT_S = 2.0
-"""How long what runs on a worker that goes may take to end, unless the operator says. With what closing and opening
-links takes, capacity has moved within 5 s."""
 MOST_WAIT_S = 3600.0
 _ROLES = (Role.PREFILL, Role.DECODE)
 

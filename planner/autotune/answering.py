@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
-
-import msgspec
 
 from twinpool.config import CoordinatorConfig
 from twinpool.errors import TwinpoolError
@@ -45,7 +42,6 @@ def space_of(question: LiveQuestion) -> LayoutSpace:
 
 def answer(question: LiveQuestion) -> Answer:
     """Predicts, or says why not."""
-    began_at = time.monotonic()
     try:
         prediction = predict(
             question.traffic,
@@ -57,4 +53,4 @@ def answer(question: LiveQuestion) -> Answer:
         )
     except TwinpoolError as exc:
         return Answer(None, str(exc))
-    return Answer(msgspec.structs.replace(prediction, took_s=time.monotonic() - began_at))
+    return Answer(prediction)

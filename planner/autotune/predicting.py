@@ -16,7 +16,7 @@ from twinpool.planner.autotune.words import Figures, Forecast, PastTraffic, Pred
 from twinpool.planner.plan.bounds import bound
 from twinpool.planner.plan.experiments import Laboratory, Point, Setting, Simulate
 from twinpool.planner.plan.layouts import Layout, LayoutSpace
-from twinpool.planner.plan.rates import grid_rate, interval_of, nearest_place
+from twinpool.planner.plan.rates import grid_rate, nearest_place, rate_interval
 from twinpool.planner.plan.search import MOST_TRIED, NEARLY
 from twinpool.planner.plan.study import FIRST_RATIO, ROUGH_WIDTH
 from twinpool.planner.plan.traffic import Lengths, Traffic, lengths_of, traffic_of
@@ -25,6 +25,8 @@ REPLICATIONS = 3
 CONFIDENCE = 0.9
 LEAST_STRETCH, MOST_STRETCH = 60, 160
 """Requests of a stretch."""
+FIGURE_STRETCHES = 2
+"""Of which the figures at the traffic's own rate are, which errors are counted of: p99 of one stretch is chance."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +65,7 @@ def predict(
     """Of the pools as they are, of the best ones of as many workers, and of others if `sizes` allows that. Same
     arguments, same result.
 
-    Stretches have `most_requests` at most. Where the present pools are the best, one of them does.
+    Stretches have `most_requests` at most. Where the present pools are the best, their capacity is of one.
 
     Raises:
         ConfigError: nothing can be said of such traffic; the message says why.
@@ -107,7 +109,7 @@ class _Search:
     lengths: Lengths = field(init=False)
 
     def __post_init__(self) -> None:
-        self.lab = Laboratory(self.simulate, self.aim.attainment, self.seed, 0)
+        self.lab = Laboratory(self.simulate, self.aim.attainment, self.seed)
         self.num_requests = max(LEAST_STRETCH, min(self.most_requests, len(self.traffic.shapes)))
         self.lengths = lengths_of(self.traffic.shapes)
 
@@ -121,7 +123,7 @@ class _Search:
         stay = self._forecast(present, replications)
         change = None if best == present else self._forecast(best, replications)
         resize = None if resized is None else self._forecast(resized, replications)
-        return Prediction(stay=stay, change=change, resize=resize, num_requests=self.lab.num_requests)
+        return Prediction(stay=stay, change=change, resize=resize)
 
     def _best(self, size: int, present: Layout | None = None) -> Layout:
         """Of so many workers; `present` where another one is not better."""
@@ -164,9 +166,10 @@ class _Search:
     def _forecast(self, layout: Layout, replications: int) -> Forecast:
         start = self.rough[layout]
         rates = [start, *(self._rate(layout, number, start) for number in range(1, replications))]
-        found = interval_of(rates, CONFIDENCE)
+        found = rate_interval(rates, CONFIDENCE)
         rate = self.traffic.rate_per_s or 0.0
-        point = self.lab.point(self._setting(layout), self.aim.slo, rate, range(min(2, self.replications)))
+        stretches = range(min(FIGURE_STRETCHES, self.replications))
+        point = self.lab.point(self._setting(layout), self.aim.slo, rate, stretches)
         return Forecast(
             prefill=layout.prefill,
             decode=layout.decode,

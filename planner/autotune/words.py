@@ -91,9 +91,6 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
     stay: Forecast
     change: Forecast | None
     resize: Forecast | None = None
-    num_requests: int
-    """That were simulated for it."""
-    took_s: float = 0.0
 
 
 class Objective(StrEnum):

@@ -75,7 +75,7 @@ def prediction(
     size = other_size(present.size, capacity_of(best), rate_per_s, sizes)
     resize = None if size is None else forecast(best_of(size), capacity_of(best_of(size)), reach)
     stay = forecast(present, capacity_of(present), reach)
-    return Prediction(stay=stay, change=change, resize=resize, num_requests=0)
+    return Prediction(stay=stay, change=change, resize=resize)
 
 
 @dataclass

@@ -11,10 +11,9 @@ from fastapi import FastAPI
 from support.gateway import MODEL, ScriptedService, error_of, in_process, tiny_tokenizer
 
 from twinpool.config import GatewayConfig, Role
-from twinpool.coordinator.gateway.admin import WAIT_S
 from twinpool.coordinator.gateway.key_ring import KeyRing, new_key
 from twinpool.coordinator.gateway.routes import create_app
-from twinpool.coordinator.pool_desk import Changes
+from twinpool.coordinator.pool_desk import WAIT_S, Changes
 from twinpool.coordinator.pool_plan import ChangeKind, PoolChange
 from twinpool.errors import PoolRefused, UnknownWorker
 

@@ -120,7 +120,7 @@ def test_a_prediction_of_pools_that_are_no_more_is_dropped() -> None:
     made.advance(WINDOW_S)
     made.present = Split(1, 3)
     made.advance(1)
-    answer = Prediction(stay=forecast(Split(2, 2), 1.0), change=forecast(Split(3, 1), 9.0), num_requests=0)
+    answer = Prediction(stay=forecast(Split(2, 2), 1.0), change=forecast(Split(3, 1), 9.0))
     made.feed(Predicted(made.asked[0].ticket, answer))
     assert not made.changes
     assert not made.lines
