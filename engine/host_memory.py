@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import mmap
 from contextlib import suppress
+
+log = logging.getLogger(__name__)
 
 _TOUCHED_AT_ONCE_BYTES = 8 << 20
 _MADV_POPULATE_WRITE = 23  # Linux 5.14; `mmap` has no name for it
@@ -46,7 +49,10 @@ class FirstTouch:
         num_bytes = min(_TOUCHED_AT_ONCE_BYTES, len(area) - self._next)
         try:
             area.madvise(_MADV_POPULATE_WRITE, self._next, num_bytes)
-        except OSError:
+        except OSError as exc:
+            log.info(
+                "the KV pool's pages cannot be made ahead (%s): the first prompt in each waits for it", exc
+            )
             self._memory = None
             return True
         self._next += num_bytes

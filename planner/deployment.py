@@ -26,6 +26,11 @@ class Pool:
     num_accelerators: int = 1
     machine: str | None = None
 
+    @property
+    def degree(self) -> str:
+        """How a layout's name tells that a worker has several accelerators; empty if it has one."""
+        return f"(TP{self.num_accelerators})" if self.num_accelerators > 1 else ""
+
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
@@ -45,11 +50,12 @@ class Deployment:
 
     @property
     def name(self) -> str:
-        """As people write it: 2P3D, 4 colocated."""
-        counts = {pool.role: pool.num_workers for pool in self.pools}
-        if Role.COLOCATED in counts:
-            return f"{counts[Role.COLOCATED]} colocated"
-        return f"{counts[Role.PREFILL]}P{counts[Role.DECODE]}D"
+        """As people write it: 2P3D, 2P(TP2)4D(TP4), 4 colocated(TP2)."""
+        by_role = {pool.role: pool for pool in self.pools}
+        if (both := by_role.get(Role.COLOCATED)) is not None:
+            return f"{both.num_workers} colocated{both.degree}"
+        prefill, decode = by_role[Role.PREFILL], by_role[Role.DECODE]
+        return f"{prefill.num_workers}P{prefill.degree}{decode.num_workers}D{decode.degree}"
 
     @property
     def num_accelerators(self) -> int:

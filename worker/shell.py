@@ -288,6 +288,7 @@ class WorkerShell:
             case Denied(reason):
                 self._fail(WorkerDenied(reason))
             case Stop():
+                self._change = None  # it ends, in whatever role
                 self.stop("the coordinator said so")
             case StartAnew():
                 self._fail(NotAMember("the coordinator does not know this process (any more)"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from twinpool.engine.batch import SequenceSlice, StepBatch
 from twinpool.request import RequestKey, SamplingParams
@@ -16,6 +17,24 @@ SIZES = ((1, 0), (8, 0), (24, 0), (0, 64), (0, 256))
 GREEDY = SamplingParams(max_tokens=1, seed=0, temperature=0.0)
 
 
+class StepSize(NamedTuple):
+    """`num_sequences` that decode with `context_tokens` each, or as many tokens of a prompt."""
+
+    num_sequences: int
+    num_prompt_tokens: int
+    context_tokens: int
+
+
+def sizes_that_fit(
+    num_blocks: int, block_size: int, max_model_len: int, max_num_seqs: int
+) -> Iterator[StepSize]:
+    """Those of `SIZES` that a worker with such a pool and such limits can run."""
+    longest = min(CONTEXT_TOKENS, max_model_len, num_blocks * block_size)
+    for num_sequences, num_prompt_tokens in SIZES:
+        if num_prompt_tokens <= longest and num_sequences <= max_num_seqs:
+            yield StepSize(num_sequences, num_prompt_tokens, longest)
+
+
 def timed_steps(
     runner: Runner, num_blocks: int, block_size: int, max_model_len: int, max_num_seqs: int
 ) -> Iterator[StepTimed]:
@@ -23,13 +42,10 @@ def timed_steps(
 
     Writes to blocks from the first on: call it before the pool of `num_blocks` is used.
     """
-    longest = min(CONTEXT_TOKENS, max_model_len, num_blocks * block_size)
-    for num_sequences, num_prompt_tokens in SIZES:
-        if max(num_prompt_tokens, 1) > longest or num_sequences > max_num_seqs:
-            continue
-        batch = _batch(num_sequences, num_prompt_tokens, longest, num_blocks, block_size)
+    for size in sizes_that_fit(num_blocks, block_size, max_model_len, max_num_seqs):
+        batch = _batch(*size, num_blocks, block_size)
         runner.run(batch)
-        yield StepTimed(num_sequences, num_prompt_tokens, runner.run(batch).seconds)
+        yield StepTimed(size.num_sequences, size.num_prompt_tokens, runner.run(batch).seconds)
 
 
 def _batch(

@@ -43,7 +43,7 @@ class Fleet:
         for worker in self.workers:
             self._control.hear(worker, _offer(worker, self._deployment))
             if worker.pool.scheduler.hybrid:
-                worker.time_steps()
+                worker.time_steps(self._deployment.max_model_len)
         for sender in self._of_role(Role.PREFILL):
             gb_per_s = PROBE_BYTES / max(1e-9, sender.pool.times.transfer_s(PROBE_BYTES)) / 1e9
             for receiver in self._of_role(Role.DECODE):

@@ -120,7 +120,7 @@ class LockstepWorker(SimulatedWorker):
             num_sequences = self._num_sequences_at(place - 1)
             self._count_ended(num_more, num_sequences)
             self._keep_untold(times[-num_more:], num_sequences, QUIET_STEP)
-        self.note_due()
+        self._note_due()
 
     def delivered_before(self, now: float) -> Delivered:
         """See `Computing`."""
@@ -135,7 +135,7 @@ class LockstepWorker(SimulatedWorker):
         else:
             untold.append(UntoldSteps(times, num_sequences, message))
 
-    def note_due(self) -> None:
+    def _note_due(self) -> None:
         """Something was told, or settled."""
         if self.untold:
             self.due_at = self.untold[0].times[0]
@@ -178,7 +178,7 @@ class LockstepWorker(SimulatedWorker):
                     del steps.times[:place]
                 break
         self.num_foreseen = 0
-        self.note_due()
+        self._note_due()
         return taken
 
     def skip_no_more(self) -> None:
@@ -257,7 +257,7 @@ class LockstepWorker(SimulatedWorker):
         self._expected = place
         self._version += 1
         self._agenda.at(ends_at[place], self.number, self._end_step, self._version)
-        self.note_due()
+        self._note_due()
 
     def _end_step(self, version: int) -> None:
         if version == self._version:
@@ -272,7 +272,7 @@ class LockstepWorker(SimulatedWorker):
         message = command.message
         if self.may_skip and isinstance(message, LockstepTokens) and self._can_wait(message):
             self._keep_untold([self._agenda.now + self.control_s], self._num_ended, message)
-            self.note_due()
+            self._note_due()
         else:
             super()._send_coordinator(command)
 

@@ -110,9 +110,9 @@ class Outcome:
             stage = Stage(name, start_s, us / 1e6)
             start_s += us / 1e6
             (beside if name in _DURING else stages).append(stage)
-        first_s, ttft_s = self.first_token_us, self.ttft_s
-        if first_s is not None and ttft_s is not None:
-            stages.append(Stage("deliver", first_s / 1e6, max(0.0, ttft_s - first_s / 1e6)))
+        first_us, ttft_s = self.first_token_us, self.ttft_s
+        if first_us is not None and ttft_s is not None:
+            stages.append(Stage("deliver", first_us / 1e6, max(0.0, ttft_s - first_us / 1e6)))
         return ServerTimeline(
             ttft_s=ttft_s,
             e2e_s=self.ended_at_s - self.sent_at_s,

@@ -44,13 +44,11 @@ from twinpool.worker.core import (
     Verified,
     Verify,
 )
+from twinpool.worker.timed_steps import sizes_that_fit
 
 FINGERPRINT = "simulated"
 TOKEN_ID = 0
 """What every step samples. Nothing depends on it: answers end at their length, and prefixes have names."""
-TIMED_CONTEXT = 256
-TIMED_STEPS = ((1, 0), (8, 0), (24, 0), (0, 64), (0, 256))
-"""Sequences, and prompt tokens, of the steps that a hybrid times before it joins (`worker/timed_steps.py`)."""
 
 ToCoordinator = Callable[["SimulatedWorker", Message, int], None]
 """Takes a message of a worker, of a rank."""
@@ -136,10 +134,12 @@ class SimulatedWorker:
 
     # ── the core ────────────────────────────────────────────────────────────────────────────────────────────
 
-    def time_steps(self) -> None:
-        """A hybrid's core learns how long some steps take."""
-        for num_sequences, num_tokens in TIMED_STEPS:
-            shape = of_chunk(num_tokens) if num_tokens else of_sequences([TIMED_CONTEXT] * num_sequences)
+    def time_steps(self, max_model_len: int) -> None:
+        """A hybrid's core learns how long some steps take, as at the start of a server's."""
+        pool, block_size = self.pool, self._layout.block_size
+        sizes = sizes_that_fit(pool.num_blocks, block_size, max_model_len, pool.scheduler.max_num_seqs)
+        for num_sequences, num_tokens, context in sizes:
+            shape = of_chunk(num_tokens) if num_tokens else of_sequences([context] * num_sequences)
             self.core.handle(StepTimed(num_sequences, num_tokens, self._times.step_s(shape)), 0.0)
 
     def take(self, event: Event) -> None:

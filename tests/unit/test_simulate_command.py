@@ -9,11 +9,13 @@ from pathlib import Path
 import msgspec
 import pytest
 from support.made_profiles import made_profile
+from support.simulated import LAYOUT, LinearTimes
 
 from twinpool.bench.serving.record import Ending, decode_run
 from twinpool.cli import main
-from twinpool.config import Role
+from twinpool.config import Role, SchedulerConfig
 from twinpool.errors import ConfigError
+from twinpool.planner.deployment import Deployment, Pool
 from twinpool.planner.profile.saved import save_profile
 from twinpool.planner.simulator.layout import Part, parse_layout
 
@@ -141,7 +143,7 @@ def test_what_cannot_be_is_refused_with_a_reason(
         (("--model", "llama-3.1-8b"), "given is none of them; give exactly one"),
         (("--gpu", "h100"), "--model is not given"),
         (("--model", "llama-3.1-8b", "--times", "magic"), "--times is 'magic'; allowed: roofline:GPU"),
-        (("--model", "llama-3.1-70b", "--gpu", "h100"), "they fit on 4: --tp 4, or TP4 in a layout"),
+        (("--model", "llama-3.1-70b", "--gpu", "h100"), "they fit on 4: TP4 in a layout, --tp 4"),
         (("--model", "llama-3.1-8b", "--gpu", "h900"), "h900"),
         (("--model", "no/such-model", "--gpu", "h100"), "no/such-model"),
         (("--profile", "no-such.json"), "no-such.json"),
@@ -167,6 +169,23 @@ def test_hardware_that_is_not_known_is_refused(
 )
 def test_layouts_are_read_as_people_write_them(text: str, parts: tuple[Part, ...]) -> None:
     assert parse_layout(text) == parts
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        (Part(Role.PREFILL, 2), Part(Role.DECODE, 4)),
+        (Part(Role.PREFILL, 2, 2), Part(Role.DECODE, 4, 4)),
+        (Part(Role.COLOCATED, 4),),
+        (Part(Role.COLOCATED, 4, 2),),
+    ],
+)
+def test_a_deployments_name_is_read_as_its_layout(parts: tuple[Part, ...]) -> None:
+    """So results of different layouts have names, and files, of their own."""
+    pools = tuple(
+        Pool(part.role, part.num_workers, LinearTimes(), 64, SchedulerConfig(), part.tp) for part in parts
+    )
+    assert parse_layout(Deployment(pools, LAYOUT, 1024).name) == parts
 
 
 @pytest.mark.parametrize("text", ["", "P1D", "1P0D", "1D1P", "xcolocated", "1P1D0", "colocated"])

@@ -20,7 +20,7 @@ from twinpool.errors import InvariantViolation, NotAMember, StepStuck, StrangerR
 from twinpool.join_token import JoinToken
 from twinpool.kv_transfer.connector import BlockRange, KVRegion, LocalEnd
 from twinpool.layout import Dtype, KVLayout
-from twinpool.messages import Dropped, DropReason, PeerInfo, Register, Reserve, TakeRole, WorkerStats
+from twinpool.messages import Dropped, DropReason, PeerInfo, Register, Reserve, Stop, TakeRole, WorkerStats
 from twinpool.metrics import Counters, WorkerMetric
 from twinpool.request import Job, RequestKey
 from twinpool.worker.core import (
@@ -357,6 +357,18 @@ async def test_a_worker_whose_blocks_stay_lent_starts_anew_in_the_other_role(
         with pytest.raises(NotAMember, match="not all blocks of the decode role are free"):
             await shell.run()
     assert shell.next_role is Role.PREFILL
+
+
+async def test_a_worker_that_is_to_stop_takes_no_other_role_first() -> None:
+    core = Core()
+    core.num_quarantined = 1
+    shell = shell_of(core)
+    running = asyncio.create_task(shell.run())
+    shell._from_coordinator("", TakeRole(Role.PREFILL))
+    shell._from_coordinator("", Stop())
+    async with asyncio.timeout(10):
+        assert await running == "the coordinator said so"
+    assert shell.next_role is None
 
 
 @pytest.mark.parametrize("role", [Role.DECODE, Role.COLOCATED])
