@@ -96,7 +96,7 @@ sweep: setup ## measure: the highest rate at which objectives hold, by workload:
 profile: setup ## measure: what a worker of this machine takes, as the planner wants it (3 minutes; writes profile.json)
 	@.venv/bin/twinpool profile $(ARGS)
 
-accuracy: setup ## measure: what the planner predicts of this machine beside real runs (65 minutes, goes on after an interruption; writes docs/accuracy.md)
+accuracy: setup ## measure: what the planner predicts of this machine beside real runs (90 minutes, goes on after an interruption; writes docs/accuracy.md)
 	@$(PYTHON_BIN) -m twinpool.planner.accuracy --measure accuracy $(ARGS)
 	@$(PYTHON_BIN) -m twinpool.planner.accuracy --predict accuracy --output docs/accuracy.md
 

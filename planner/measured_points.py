@@ -29,7 +29,7 @@ from typing import NamedTuple
 
 from twinpool.bench.serving.distributions import percentile
 from twinpool.errors import ConfigError, TwinpoolError
-from twinpool.planner.step_shape import StepShape, of_chunk
+from twinpool.planner.step_shape import StepShape, StepTime, chunks_of
 from twinpool.planner.times.devices import Device, Precision, device_named
 from twinpool.planner.times.floor import refuse_faster_times
 from twinpool.planner.times.model_shapes import ModelShape, known_shape
@@ -102,7 +102,7 @@ class ComparedPoint:
 
 
 def read_points(path: Path, max_concurrency: int) -> tuple[list[MeasuredPoint], Counter[str]]:
-    """The points of colocated workers that this can predict, and why the others were left out."""
+    """The points that this can predict, and why the others were left out."""
     points: list[MeasuredPoint] = []
     left_out: Counter[str] = Counter()
     with path.open(encoding="utf-8", newline="") as file:
@@ -151,21 +151,13 @@ def _point(row: Mapping[str, str], max_concurrency: int) -> MeasuredPoint | str:
     )
 
 
-StepTime = Callable[[StepShape], float]
-
-
 def predict(step_s: StepTime, point: MeasuredPoint, prefill_step_s: StepTime | None = None) -> PredictedTimes:
     """What steps of these times make of the point's load; `prefill_step_s` are those of prefill workers of its own."""
-    prompt_s = sum((prefill_step_s or step_s)(chunk) for chunk in _chunks(point.prompt_tokens))
+    prompt_s = sum(map(prefill_step_s or step_s, chunks_of(point.prompt_tokens, 0, CHUNK_TOKENS)))
     context = int(point.concurrency * (point.prompt_tokens + point.output_tokens / 2))
     decode_s = step_s(StepShape(num_sequences=point.concurrency, context_tokens=context))
     disturbed_s = 0.0 if prefill_step_s else (point.concurrency - 1) * prompt_s / point.output_tokens
     return PredictedTimes(prompt_s, (point.concurrency + 1) / 2 * prompt_s, decode_s + disturbed_s)
-
-
-def _chunks(num_tokens: int) -> Iterable[StepShape]:
-    for start in range(0, num_tokens, CHUNK_TOKENS):
-        yield of_chunk(min(CHUNK_TOKENS, num_tokens - start), start)
 
 
 def compare(
@@ -187,6 +179,8 @@ def compare(
             left_out[str(exc)] += 1
             continue
         refuse_faster_times(times, floor)
+        if prefill_times is not None and prefill_floor is not None:
+            refuse_faster_times(prefill_times, prefill_floor)
         predicted = predict(times.step_s, point, None if prefill_times is None else prefill_times.step_s)
         least = predict(floor.floor_s, point, None if prefill_floor is None else prefill_floor.floor_s)
         compared.append(ComparedPoint(point, predicted, least))

@@ -96,6 +96,11 @@ class Errors:
     worst: float
     worst_one: Compared
 
+    @property
+    def are_within_targets(self) -> bool:
+        """Whether both hold."""
+        return self.median <= MEDIAN_TARGET and self.worst <= WORST_TARGET
+
 
 def errors_of(compared: Sequence[Compared]) -> Errors:
     """Of at least one."""

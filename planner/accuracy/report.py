@@ -28,7 +28,7 @@ def measured_section(
     """Markdown, markers included."""
     found = errors_of(compared)
     num_requests = sum(len(run.requests) for run in runs)
-    verdict = "met" if found.median <= MEDIAN_TARGET and found.worst <= WORST_TARGET else "not met"
+    verdict = "met" if found.are_within_targets else "not met"
     noise = [run.settings.get("noise", {}) for run in runs]
     lines = [
         BEGIN,

@@ -17,10 +17,9 @@ from twinpool.bench.serving.slo import Slo
 from twinpool.config import Role, SchedulerConfig
 from twinpool.planner.plan.layouts import Layout, LayoutSpace, WorkerKind
 from twinpool.planner.plan.traffic import Lengths
-from twinpool.planner.step_shape import StepShape, of_chunk, of_sequences, together
+from twinpool.planner.step_shape import StepShape, StepTime, chunks_of, of_sequences, together
 from twinpool.planner.times.service_times import Overheads
 
-StepTime = Callable[[StepShape], float]
 _EXEMPT_SHARE = 0.01
 """Of a request's gaps: an objective of its p99 lets so many be of any length."""
 
@@ -34,6 +33,8 @@ class Limit(StrEnum):
     SLOTS = "--max-num-seqs"
     BUDGET = "its token budget"
     LINK = "its link"
+    TIME = "the time of its workers"
+    """Of hybrids, each of which does what it is best at."""
     NOTHING = "the time of one step"
     """Not even one sequence meets the objective."""
 
@@ -41,7 +42,7 @@ class Limit(StrEnum):
 @dataclass(frozen=True, slots=True)
 class Bound:
     """The most requests per second that a pool serves, why no more, and how many sequences each of its workers then has
-    in steps of `step_s`."""
+    in steps of `step_s`. The `role` of hybrids of both pools is colocated: each does both."""
 
     role: Role
     rate_per_s: float
@@ -84,7 +85,9 @@ def bounds(space: LayoutSpace, layout: Layout, lengths: Lengths, slo: Slo) -> tu
     decode = _Workers(space.kinds[layout.decode_tp], layout.decode, share_cores)
     if space.decode.hybrid:
         return (_hybrid((prefill, decode), space.decode, lengths, slo),)
-    bytes_sent = round(lengths.input_tokens * space.kv.token_bytes)
+    # Blocks that decode has cached are not sent.
+    tokens_sent = lengths.new_tokens if space.decode.prefix_cache else lengths.input_tokens
+    bytes_sent = round(tokens_sent * space.kv.token_bytes)
     transfer_s = prefill.kind.times.transfer_s(bytes_sent)
     num_links = min(layout.prefill, layout.decode)
     link = Bound(Role.PREFILL, num_links / transfer_s if transfer_s else float("inf"), Limit.LINK)
@@ -119,7 +122,7 @@ def ttft_floors_s(
         overheads.request_s
         + overheads.prompt_token_s * (new + cached)
         + overheads.output_s
-        + _prompt_s(step_s, token_budget, new, cached)
+        + sum(map(step_s, chunks_of(new, cached, token_budget)))
         for new, cached in prompts
     )
 
@@ -139,11 +142,6 @@ def share_within(floors_s: Sequence[float], bound_s: float | None) -> float:
 def quantile_s(floors_s: Sequence[float], share: float) -> float:
     """What that share of them is within."""
     return percentile(floors_s, 100 * share)
-
-
-def _prompt_s(step_s: StepTime, token_budget: int, new: int, cached: int) -> float:
-    starts = range(0, new, token_budget)
-    return sum(step_s(of_chunk(min(token_budget, new - start), cached + start)) for start in starts)
 
 
 def _prompts(lengths: Lengths, num_tokens: float) -> StepShape:
@@ -213,8 +211,13 @@ def _hybrid(pools: Sequence[_Workers], scheduler: SchedulerConfig, lengths: Leng
         )
         for pool in pools
     ]
-    rate = max(sum(each.rate_per_s for each in mixed), _divided(rates))
-    return replace(max(mixed, key=lambda each: each.rate_per_s), rate_per_s=rate)
+    rate, divided_rate = sum(each.rate_per_s for each in mixed), _divided(rates)
+    if divided_rate <= rate:
+        return replace(max(mixed, key=lambda each: each.rate_per_s), rate_per_s=rate)
+    streams = max(
+        (_decode(pool, scheduler, lengths, slo) for pool in pools), key=lambda each: each.rate_per_s
+    )
+    return replace(streams, role=Role.COLOCATED, rate_per_s=divided_rate, limit=Limit.TIME)
 
 
 def _divided(rates: Sequence[tuple[float, float]]) -> float:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from twinpool.config import require
 from twinpool.errors import ConfigError
 from twinpool.layout import KVLayout
+from twinpool.planner.times.devices import GIB
 
-GIB = 1 << 30
 USABLE_SHARE = 0.9
 """Of a device's memory; the rest is for activations, graphs and the process, as other servers leave it too."""
 _MOST_DEVICES = 1024
@@ -83,8 +83,10 @@ def kv_capacity(
         remedy = (
             "no number of such devices holds them; choose another device or a smaller model"
             if fewest is None
-            else f"they fit on {fewest}: --tp {fewest}, or TP{fewest} in a layout"
+            else f"they fit on {fewest}: TP{fewest} in a layout, --tp {fewest} of `twinpool plan`"
         )
+        if found.kv_bytes > 0:
+            remedy += "; or say a lower --max-model-len"
         raise ConfigError(
             f"{weight_bytes / GIB:.1f} GiB of weights and {sequence_bytes / GIB:.2f} GiB of KV for one sequence of "
             f"{longest:,} tokens do not fit on {_devices(tp)} with {memory.usable_bytes / GIB:.1f} GiB "

@@ -102,12 +102,11 @@ class Setting:
 
 @dataclass(slots=True)
 class Laboratory:
-    """Runs experiments, each once. `say` hears of each as it ends; `num_left` requests may still be simulated."""
+    """Runs experiments, each once. `say` hears of each as it ends."""
 
     simulate: Simulate
     target: float
     seed: int
-    num_left: int
     say: Callable[[str], None] = lambda _: None
     num_simulations: int = 0
     num_requests: int = 0
@@ -122,7 +121,6 @@ class Laboratory:
             self._seen[key] = self.simulate(setting.deployment, shapes)
             self.num_simulations += 1
             self.num_requests += count
-            self.num_left -= count
         return self._seen[key]
 
     def shares(self, setting: Setting, slo: Slo) -> dict[float, list[float]]:

@@ -75,7 +75,7 @@ class Planning:
 
     def _stress(self, layout: Layout) -> None:
         """The traffic, more and less of it, longer prompts, and each role without one of its workers."""
-        rate, own = self.rate(layout), self.study.short_setting(layout)
+        rate, own = self._asked_rate(layout), self.study.short_setting(layout)
         longer = self.question.traffic.longer(_LONGER_PROMPTS)
         more = percent(_MORE_TRAFFIC)
         self._case("the traffic", own, rate)
@@ -114,17 +114,17 @@ class Planning:
             )
         )
 
-    def rate(self, layout: Layout) -> float:
-        """The rate that the layout is asked to serve."""
+    def _asked_rate(self, layout: Layout) -> float:
+        """What the layout is to serve."""
         said = self.question.traffic.rate_per_s
         return UNSAID_USE * (self.study.rate(layout) or 0.0) if said is None else said
 
     def _fill(self) -> None:
         """Further layouts of the map, the nearest to the best first, for a share of the effort."""
-        lab = self.study.lab
-        least = lab.num_left - _MAP_SHARE * self.question.effort
+        lab, effort = self.study.lab, self.question.effort
+        most = min(effort, lab.num_requests + _MAP_SHARE * effort)
         for layout in self.map_layouts():
-            if lab.num_left <= max(0.0, least):
+            if lab.num_requests >= most:
                 return
             if layout in self.study.layouts(layout.num_accelerators):
                 self.study.rough_rate(layout)
@@ -153,9 +153,7 @@ class Planning:
                     self.question.attainment * (study.rate(layout) or 0.0),
                     layout.num_accelerators,
                     floor,
-                    prompt_tokens=lengths.input_tokens,
-                    output_tokens=lengths.output_tokens,
-                    cached_tokens=lengths.input_tokens - lengths.new_tokens,
+                    lengths.request,
                 )
 
 

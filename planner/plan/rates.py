@@ -88,15 +88,20 @@ def highest_rate(
 
 
 def interval_of(values: Sequence[float], confidence: float) -> Interval:
-    """Their mean with Student's interval; without ends if there are fewer than two. Rates are not below 0."""
+    """Their mean with Student's interval; without ends if there are fewer than two."""
     found = np.asarray(values, dtype=np.float64)
     center = float(found.mean())
     if len(found) < 2:
         return Interval(center)
     quantile = student_quantile(0.5 + confidence / 2, len(found) - 1)
     reach = quantile * float(found.std(ddof=1)) / math.sqrt(len(found))
-    low = center - reach
-    return Interval(center, max(0.0, low) if found.min() >= 0 else low, center + reach)
+    return Interval(center, center - reach, center + reach)
+
+
+def rate_interval(rates: Sequence[float], confidence: float) -> Interval:
+    """Likewise of rates, which are not below 0."""
+    found = interval_of(rates, confidence)
+    return found if found.low is None else Interval(found.estimate, max(0.0, found.low), found.high)
 
 
 def change_of(before: Sequence[float], after: Sequence[float], confidence: float) -> Interval | None:

@@ -50,9 +50,11 @@ class Search:
 
     def run(self) -> None:
         """From the fewest accelerators that serve the rate in a short stretch to the first that do by replications, at
-        most the budget. Where nobody said a rate, or none serves it, the budget's best."""
+        most the budget. Where nobody said a rate, or none serves it, the best of as many as the budget has workers for:
+        TP degrees may leave accelerators over."""
         study = self.study
         wanted, budget = study.question.traffic.rate_per_s, study.question.budget
+        budget = next((size for size in range(budget, 0, -1) if study.layouts(size)), budget)
         sizes = [budget] if wanted is None else self._able(wanted)
         at = 0 if wanted is None else self._fewest(sizes, wanted)
         if at == len(sizes):

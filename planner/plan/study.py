@@ -16,7 +16,7 @@ from twinpool.planner.plan.bounds import Bound, bound, bounds
 from twinpool.planner.plan.experiments import Laboratory, Setting, Simulate
 from twinpool.planner.plan.feasible import Floors, floors_of, refuse_impossible
 from twinpool.planner.plan.layouts import Layout, LayoutSpace
-from twinpool.planner.plan.rates import change_of, grid_rate, interval_of, nearest_place
+from twinpool.planner.plan.rates import change_of, grid_rate, nearest_place, rate_interval
 from twinpool.planner.plan.traffic import Lengths, Traffic, lengths_of
 
 ROUGH_WIDTH = 3
@@ -36,7 +36,8 @@ FIRST_RATIO = 0.8
 @dataclass(frozen=True, slots=True)
 class Question:
     """What is to be planned: traffic and objectives that a share (`attainment`) of requests must meet, at most `budget`
-    accelerators. `effort` is how many requests may be simulated, in `replications` where it counts."""
+    accelerators. `effort` is about how many requests are simulated (stretches are as long as that allows), in
+    `replications` where it counts."""
 
     traffic: Traffic
     slo: Slo
@@ -98,7 +99,7 @@ class Study:
         self.floors = floors_of(self.space, question.traffic.shapes)
         refuse_impossible(self.floors, question.slo, question.attainment, question.budget)
         self.lengths = lengths_of(question.traffic.shapes)
-        self.lab = Laboratory(self.simulate, question.attainment, question.seed, question.effort, self.say)
+        self.lab = Laboratory(self.simulate, question.attainment, question.seed, self.say)
 
     # ── layouts and their bounds ────────────────────────────────────────────────────────────────────────────
 
@@ -154,7 +155,7 @@ class Study:
         return self._wanted[size]
 
     def _requests_of(self, layout: Layout) -> int:
-        step_s = max(each.step_s for each in self.all_bounds(layout) if each.num_sequences)
+        step_s = max((each.step_s for each in self.all_bounds(layout) if each.num_sequences), default=0.0)
         lasts_s = max(_RESIDENCES * self.lengths.steps * step_s, _TTFTS * (self.question.slo.ttft_s or 0.0))
         return math.ceil(self.bound(layout).rate_per_s * lasts_s)
 
@@ -219,13 +220,13 @@ class Study:
     def interval(self, layout: Layout) -> Interval | None:
         """The highest rate with its interval, if replications say it."""
         rates = self.sure.get(layout, [])
-        return interval_of(rates, self.question.confidence) if rates else None
+        return rate_interval(rates, self.question.confidence) if rates else None
 
     def is_at_bound(self, layout: Layout) -> bool:
         """Whether its objectives held up to its bound in each replication: nothing showed where it ends."""
         return layout in self.sure and min(self.sure[layout]) >= self.bound(layout).rate_per_s
 
     def difference(self, before: Layout, after: Layout, confidence: float | None = None) -> Interval | None:
-        """How much more the one serves than the other, by the replications that both had."""
+        """How much more `after` serves than `before`, as a share, by the replications that both had."""
         pairs = list(zip(self.sure.get(before, []), self.sure.get(after, []), strict=False))
         return change_of([a for a, _ in pairs], [b for _, b in pairs], confidence or self.question.confidence)

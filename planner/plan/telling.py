@@ -8,8 +8,8 @@ from statistics import fmean
 
 from twinpool.bench.reports.model import Interval
 from twinpool.bench.reports.words import number, percent, signed_percent
+from twinpool.config import Role
 from twinpool.planner.plan.bounds import accelerator_seconds
-from twinpool.planner.plan.capacity import GIB
 from twinpool.planner.plan.cost import RequestWork, cost
 from twinpool.planner.plan.layouts import Layout, accelerators
 from twinpool.planner.plan.planning import Planning
@@ -26,6 +26,7 @@ from twinpool.planner.plan.result import (
 )
 from twinpool.planner.plan.study import Why
 from twinpool.planner.plan.words import compared, constraint
+from twinpool.planner.times.devices import GIB
 
 
 def plan_of(planning: Planning) -> Plan:
@@ -119,6 +120,7 @@ def _row(planning: Planning, layout: Layout) -> Planned:
     bound, pruned = planning.study.bound(layout), planning.study.pruned.get(layout)
     rate = _rate(planning, layout)
     why = None if rate is not None else Why.SIZE if pruned is None else pruned.why
+    pool = "both pools" if layout.is_split and bound.role is Role.COLOCATED else bound.role.value
     share = planning.question.attainment / layout.num_accelerators
     shares = planning.study.lab.shares(planning.study.setting(layout), planning.question.slo)
     return Planned(
@@ -131,7 +133,7 @@ def _row(planning: Planning, layout: Layout) -> Planned:
         token_budget=layout.token_budget,
         num_accelerators=layout.num_accelerators,
         bound_per_s=bound.rate_per_s,
-        bound_by=f"{bound.role.value}: {bound.limit.value}",
+        bound_by=f"{pool}: {bound.limit.value}",
         below_per_s=None if pruned is None else pruned.below_per_s,
         pruned="" if why is None else why.value,
         rate_per_s=rate,
@@ -274,6 +276,11 @@ def _without_comparison(planning: Planning, layout: Layout) -> str:
 
 
 def _notes(planning: Planning, layout: Layout) -> Iterator[str]:
+    scheduler, budget = planning.space.decode, layout.token_budget or planning.space.prefill.token_budget
+    yield (
+        f"Workers were simulated with --token-budget {budget} --max-num-seqs {scheduler.max_num_seqs}: to have these "
+        "rates, `twinpool serve` needs the same."
+    )
     study, size = planning.study, layout.num_accelerators
     wanted, had = study.num_wanted(size), study.num_requests(size)
     if had < wanted:

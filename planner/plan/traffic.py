@@ -17,6 +17,7 @@ import numpy as np
 from twinpool.bench.serving.datasets.shapes import Piece, Shape
 from twinpool.bench.serving.distributions import Values, percentile
 from twinpool.errors import ConfigError
+from twinpool.planner.step_shape import StepShape
 
 _GOLDEN = (math.sqrt(5) - 1) / 2
 """Multiples of it, without their whole part, lie evenly in [0, 1), however many there are (three-distance theorem)."""
@@ -48,6 +49,18 @@ class Lengths:
     def steps(self) -> float:
         """Decode steps of a request: prefill gives the first token."""
         return max(0.0, self.output_tokens - 1)
+
+    @property
+    def request(self) -> StepShape:
+        """The means of what the steps of a request sum up to (`step_shape.of_request`)."""
+        return StepShape(
+            num_sequences=round(self.steps),
+            context_tokens=round(self.steps * self.context),
+            num_chunks=1,
+            prompt_tokens=round(self.new_tokens),
+            prompt_pairs=round(self.prompt_pairs),
+            prompt_context=round(self.input_tokens),
+        )
 
     @property
     def reused_share(self) -> float:

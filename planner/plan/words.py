@@ -33,6 +33,7 @@ _CLOSED_FORM = {
     Limit.SLOTS: Reason.SLOTS,
     Limit.BUDGET: Reason.BUDGET,
     Limit.LINK: Reason.LINK,
+    Limit.TIME: Reason.STEPS,
     Limit.PREFILL: Reason.PROMPTS,
     Limit.NOTHING: Reason.ONE_STEP,
 }
@@ -53,7 +54,8 @@ def constraint(is_split: bool, effects: Sequence[Effect], bounds: Sequence[Bound
     by_change = {effect.change: effect for effect in effects}
     if not by_change:
         return None
-    limits = {bound.role: bound.limit for bound in bounds if bound.limit is not Limit.LINK}
+    least_last = sorted(bounds, key=lambda each: -each.rate_per_s)
+    limits = {bound.role: bound.limit for bound in least_last}
     if is_split:
         more = {Role.PREFILL: by_change.get(Change.PREFILL), Role.DECODE: by_change.get(Change.DECODE)}
         gains = {role: max(0.0, effect.shown) for role, effect in more.items() if effect is not None}

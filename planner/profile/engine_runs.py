@@ -12,7 +12,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from itertools import cycle
 from typing import NamedTuple, TypeVar
 
 import msgspec
@@ -33,9 +32,9 @@ from twinpool.planner.profile.engine_messages import (
     Stop,
     WorkerSettings,
 )
-from twinpool.planner.profile.pace import Turn, paces
 from twinpool.planner.profile.saved import StepSample
 from twinpool.planner.profile.spread import spread
+from twinpool.planner.profile.usual import usual_s
 
 LONGEST_LOAD_S = 900.0
 """Of a model that has to be read, and kernels that have to be compiled, first."""
@@ -104,12 +103,23 @@ class Engine:
 
     def _heard(self, wanted: type[A], limit_s: float) -> A:
         assert self._process.stdout is not None, "it was piped"
-        watch = threading.Timer(limit_s, self._process.kill)
+        is_late = threading.Event()
+
+        def end_late() -> None:
+            is_late.set()
+            self._process.kill()
+
+        watch = threading.Timer(limit_s, end_late)
         watch.start()
         try:
             line = self._process.stdout.readline()
         finally:
             watch.cancel()
+        if not line and is_late.is_set():
+            raise ModelError(
+                f"{self._name} did not answer for {limit_s:.0f} s and was ended: end what else uses its cores, or "
+                "profile a smaller model"
+            )
         if not line:
             raise self._gone()
         answer = msgspec.json.decode(line, type=Answer)
@@ -151,7 +161,8 @@ class Kind(NamedTuple):
 
 class Sampler:
     """Runs the cases of a plan in turns, for as long as it is told, and keeps all durations: what the machine does
-    meanwhile touches all of them alike, and measuring can go on later.
+    meanwhile touches all of them alike, and measuring can go on later. Each round has an order of its own, so no cases
+    share their luck for long.
 
     `engine_of` gives each case's engine, `other_than` the one beside it (None: there is no second one, busy cases are
     left out, and decode has no worker of its own).
@@ -169,45 +180,55 @@ class Sampler:
         kinds = [Kind(case) for case in plan.alone] + [Kind(case, has_slept=True) for case in plan.sleeping]
         if other_than is not None:
             kinds += [Kind(case, 1) for case in plan.busy] + [Kind(case, 1, True) for case in plan.sleeping]
-        self._kinds = kinds = self._mixed(kinds)
+        self._kinds = kinds
+        self._order: list[Kind] = []
+        """Of the round under way."""
         self._seconds: dict[Kind, list[float]] = {kind: [] for kind in kinds}
         self._before: dict[Kind, list[float]] = {kind: [] for kind in kinds}
-        self._turns: list[Turn] = []
+        self._num_turns = 0
         self._warm: Engine | None = None
         """The one that has run steps of decode until now."""
 
     @property
     def num_rounds(self) -> float:
         """How often all cases had their turn."""
-        return len(self._turns) / len(self._kinds)
+        return self._num_turns / len(self._kinds)
 
     def go_on(self, seconds: float, least_rounds: int = 0, say: Say = lambda _: None) -> list[StepSample]:
         """Goes on where it was, for about so long, and until there were so many rounds. Gives what it found meanwhile.
         Raises ModelError."""
-        kinds = self._kinds
+        num_kinds = len(self._kinds)
         found: list[StepSample] = []
         until = time.monotonic() + seconds
         self._warm = None
-        while time.monotonic() < until or len(self._turns) < least_rounds * len(kinds):
-            number, place = divmod(len(self._turns), len(kinds))
+        while time.monotonic() < until or self._num_turns < least_rounds * num_kinds:
+            number, place = divmod(self._num_turns, num_kinds)
             if not place:
-                say(f"steps of the engine: {len(kinds)} of them, round {number + 1}")
-            kind, at_s = kinds[place], time.monotonic()
+                say(f"steps of the engine: {num_kinds} of them, round {number + 1}")
+                self._order = self._mixed(number)
+            kind = self._order[place]
             before, taken = self._run(kind)
             self._before[kind] += before
             self._seconds[kind] += taken
             found.append(_sample(kind, taken, before))
-            self._turns.append(Turn(kind, at_s, found[-1].seconds))
+            self._num_turns += 1
         return found
 
     def samples(self) -> list[StepSample]:
         """What was found so far, of cases that had a turn. What ran alone, and has nothing to be compared with, is told
-        as it would have been at the machine's usual pace."""
-        at_usual_pace: dict[Kind, list[float]] = {}
-        for kind, turn, pace in zip(cycle(self._kinds), self._turns, paces(self._turns), strict=False):
-            at_usual_pace.setdefault(kind, []).append(turn.seconds / pace)
+        as it would have been with the usual share of slow whiles."""
+        alone = {
+            kind: _within_reason(each)
+            for kind, each in self._seconds.items()
+            if each and not self._before[kind]
+        }
+        usual: dict[Kind, float] = {}
+        for is_decode in (True, False):
+            usual |= usual_s(
+                {k: each for k, each in alone.items() if (k.case.part is Part.DECODE) is is_decode}
+            )
         return [
-            _sample(kind, each, self._before[kind], at_usual_pace[kind])
+            _sample(kind, each, self._before[kind], usual.get(kind))
             for kind, each in self._seconds.items()
             if each
         ]
@@ -242,9 +263,10 @@ class Sampler:
         is_alone = not kind.num_busy and not kind.has_slept
         return self._other_than is not None and kind.case.part is Part.DECODE and is_alone
 
-    def _mixed(self, kinds: Sequence[Kind]) -> list[Kind]:
-        """In such an order that even a short while has steps of all kinds, and a decode worker's follow each other."""
-        order = random.Random(0)
+    def _mixed(self, number: int) -> list[Kind]:
+        """The order of a round: such that even a short while has steps of all kinds, and a decode worker's follow each
+        other."""
+        order, kinds = random.Random(number), self._kinds
         streams = [kind for kind in kinds if self._is_stream(kind)]
         order.shuffle(streams)
         groups = [streams[first : first + GROUP] for first in range(0, len(streams), GROUP)]
@@ -254,16 +276,15 @@ class Sampler:
 
 
 def _sample(
-    kind: Kind, seconds: Sequence[float], before: Sequence[float], at_usual_pace: Sequence[float] = ()
+    kind: Kind, seconds: Sequence[float], before: Sequence[float], usual_s: float | None = None
 ) -> StepSample:
     case = kind.case
-    counted = seconds if before else at_usual_pace or seconds
     return StepSample(
         part=case.part.value,
         name=case.name,
         shape=tuple(case.shape),
         num_busy=kind.num_busy,
-        seconds=statistics.fmean(_within_reason(counted)),
+        seconds=statistics.fmean(_within_reason(seconds)) if usual_s is None else usual_s,
         spread=spread(seconds),
         num_runs=len(seconds),
         each_s=tuple(seconds),

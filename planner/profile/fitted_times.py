@@ -72,9 +72,8 @@ class FittedTimes:
             return taken_s
         if slow is not None:
             beside_s = slow.memory * memory_s + slow.arithmetic * arithmetic_s
-            if (
-                shape.num_sequences
-            ):  # in steps of prompts each delivery counts by itself (`Overheads.delivery_s`)
+            # In steps of prompts each delivery counts by itself (`Overheads.delivery_s`).
+            if shape.num_sequences:
                 beside_s += served.busy_step_s + served.busy_sequence_s * shape.num_sequences
             taken_s += min(num_busy, self._places - 1) * beside_s + served.beside_chunk_s * shape.num_chunks
         return taken_s * max(1.0, (1 + num_busy) / self._places)
@@ -90,24 +89,15 @@ class FittedTimes:
         """As `ServiceTimes.transfer_s`. Raises ConfigError if the profile has no transport."""
         if self._transfer is None:
             raise ConfigError(
-                f"the profile of {self._name} has no transfer times, so it cannot tell what two pools take: measure "
-                "with --threads of at most half of the cores"
+                f"the profile of {self._name} has no transfer times, so it cannot tell what two pools take: give "
+                "--link GB/S (simulate and plan have it), or measure with --threads of at most half of the cores"
             )
         return self._transfer.start_s + self._transfer.byte_s * num_bytes
 
 
-def load_times(path: Path, *, model: str | None = None, transport: str | None = None) -> FittedTimes:
-    """The times in a file of `twinpool profile`.
-
-    Raises:
-        ConfigError: it cannot be read, is no profile, is of another model than `model`, or lacks `transport`.
-    """
-    profile = load_profile(path)
-    if model is not None and profile.model != model:
-        raise ConfigError(
-            f"{path} is a profile of {profile.model}, not of {model}: measure that with `twinpool profile`"
-        )
-    return FittedTimes(profile, transport)
+def load_times(path: Path) -> FittedTimes:
+    """The times in a file of `twinpool profile`. Raises ConfigError: it cannot be read, or is no profile."""
+    return FittedTimes(load_profile(path))
 
 
 def doubts(profile: Profile) -> list[str]:

@@ -301,7 +301,10 @@ def _transfers(
         )
     )  # fmt: skip
     if not found[0]:
-        raise TransferError(f"no transport works here: {found[1]}")
+        raise TransferError(
+            f"KV cannot be moved between two processes here: {'; '.join(_skipped_words(found[1]))}; to profile one "
+            "worker alone, give --threads more than half of the cores"
+        )
     return found
 
 

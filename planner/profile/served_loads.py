@@ -205,6 +205,6 @@ def _checked(run: Run) -> Run:
     if failed:
         raise OverheadsNotMeasured(
             f"{len(failed)} of {len(run.requests)} requests were not completed: "
-            f"{failed[0].error or failed[0].ending.value}"
+            f"{failed[0].error or failed[0].ending.value}; `twinpool serve` with the same model and flags shows why"
         )
     return run

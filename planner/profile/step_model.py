@@ -13,8 +13,8 @@ class Parts(NamedTuple):
     """Seconds of a step alone, by what neighbours slow down apart: what waits for memory (the products of one token,
     and reading KV), and arithmetic (what more tokens add, and the attention of prompts)."""
 
-    memory: float
-    arithmetic: float
+    memory_s: float
+    arithmetic_s: float
 
 
 class StepModel:

@@ -66,7 +66,13 @@ def measure_transfers(settings: TransferSettings) -> tuple[list[TransferSample],
         stdout=subprocess.PIPE,
         start_new_session=True,  # Ctrl-C reaches only this process, which ends it
     )
-    watch = threading.Timer(_LIMIT_S, process.kill)
+    is_late = threading.Event()
+
+    def end_late() -> None:
+        is_late.set()
+        process.kill()
+
+    watch = threading.Timer(_LIMIT_S, end_late)
     watch.start()
     assert process.stdout is not None, "it is piped"
     with process.stdout:
@@ -77,6 +83,11 @@ def measure_transfers(settings: TransferSettings) -> tuple[list[TransferSample],
             watch.cancel()
             process.kill()  # before the pipe closes, so that it does not notice
             process.wait()
+    if is_late.is_set():
+        raise TransferError(
+            f"transfers between two processes took more than {_LIMIT_S:.0f} s and were ended: end what else uses the "
+            "cores, or take --quick"
+        )
     if process.returncode:
         raise TransferError(f"the measuring of transfers ended with status {process.returncode}; see above")
     heard = [msgspec.json.decode(line, type=Moved | Skipped) for line in data.splitlines()]

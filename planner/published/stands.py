@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from twinpool.bench.serving.datasets.generated import random_shapes
 from twinpool.bench.serving.datasets.settings import RandomLengths
@@ -70,12 +70,11 @@ class Worker:
     times: ServiceTimes
     tp: int = 1
     weight_bytes_each: float = 2.0
-    kv_dtype: Dtype = Dtype.BFLOAT16
 
     def pool(self, role: Role, count: int, longest: int, token_budget: int) -> Pool:
         """Workers that hold `longest` tokens of one sequence at least."""
         capacity = kv_capacity(
-            self.model.kv_layout(BLOCK_TOKENS, self.kv_dtype),
+            self.model.kv_layout(BLOCK_TOKENS, Dtype.BFLOAT16),
             round(self.model.weight_bytes(self.weight_bytes_each)),
             self.tp,
             DeviceMemory(self.device.memory_bytes),
@@ -85,13 +84,11 @@ class Worker:
         return Pool(role, count, self.times, capacity.num_blocks, scheduler, self.tp)
 
 
-def split(
-    prefill: tuple[int, Worker], decode: tuple[int, Worker], longest: int, token_budget: int = WHOLE_PROMPTS
-) -> Deployment:
-    """xPyD."""
+def split(prefill: tuple[int, Worker], decode: tuple[int, Worker], longest: int) -> Deployment:
+    """xPyD; prompts are computed whole."""
     pools = (
-        prefill[1].pool(Role.PREFILL, prefill[0], longest, token_budget),
-        decode[1].pool(Role.DECODE, decode[0], longest, token_budget),
+        prefill[1].pool(Role.PREFILL, prefill[0], longest, WHOLE_PROMPTS),
+        decode[1].pool(Role.DECODE, decode[0], longest, WHOLE_PROMPTS),
     )
     return _deployment(pools, prefill[1], longest)
 
@@ -102,7 +99,7 @@ def colocated(count: int, worker: Worker, longest: int, token_budget: int = WHOL
 
 
 def _deployment(pools: tuple[Pool, ...], worker: Worker, longest: int) -> Deployment:
-    layout = worker.model.kv_layout(BLOCK_TOKENS, worker.kv_dtype)
+    layout = worker.model.kv_layout(BLOCK_TOKENS, Dtype.BFLOAT16)
     return Deployment(pools, layout, longest, UNBOUNDED)
 
 
@@ -112,7 +109,7 @@ class PoissonLoad:
 
     traffic: Traffic
     num_requests: int
-    longest: int = field(default=0)
+    longest: int
 
     def run(self, deployment: Deployment, rate_per_s: float) -> Seen:
         """What clients see at this rate, after a warm-up."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from twinpool.errors import ConfigError
 from twinpool.planner.step_shape import StepShape, of_chunk, of_sequences
 from twinpool.planner.times.roofline import Roofline
@@ -17,12 +15,10 @@ class AboveRoofline(ConfigError):
     """Something claims to be faster than the hardware that it is said of."""
 
 
-def refuse_faster_times(
-    times: ServiceTimes, floor: Roofline, shapes: Iterable[StepShape] | None = None
-) -> None:
-    """Raises AboveRoofline if `times` says of one of `shapes` (None: a few of each kind) that it takes less than it
-    can on the hardware of `floor`."""
-    for shape in probes() if shapes is None else shapes:
+def refuse_faster_times(times: ServiceTimes, floor: Roofline) -> None:
+    """Raises AboveRoofline if `times` says of a step (a few of each kind are tried) that it takes less than it can on
+    the hardware of `floor`."""
+    for shape in probes():
         claimed, least = times.step_s(shape), floor.floor_s(shape)
         if claimed < least:
             raise AboveRoofline(
@@ -33,22 +29,17 @@ def refuse_faster_times(
 
 
 def refuse_faster_plan(
-    requests_per_s: float,
-    num_accelerators: int,
-    floor: Roofline,
-    *,
-    prompt_tokens: float,
-    output_tokens: float,
-    cached_tokens: float = 0,
+    requests_per_s: float, num_accelerators: int, floor: Roofline, request: StepShape
 ) -> None:
-    """Raises AboveRoofline if so many accelerators cannot serve `requests_per_s` requests of these mean lengths even
-    at the data sheet's rates, whatever the layout and the batch."""
-    least = floor.least_accelerator_s(prompt_tokens, output_tokens, cached_tokens)
+    """Raises AboveRoofline if so many accelerators cannot serve `requests_per_s` requests even at the data sheet's
+    rates, whatever the layout and the batch. `request` are the means of what they sum up to (`of_request`)."""
+    least = floor.least_accelerator_s(request)
     if requests_per_s * least > num_accelerators:
+        cached_tokens = request.prompt_context - request.prompt_tokens
         raise AboveRoofline(
-            f"{requests_per_s:.3g} requests/s of {prompt_tokens:,.0f} prompt tokens ({cached_tokens:,.0f} cached) and "
-            f"{output_tokens:,.0f} output tokens take {requests_per_s * least:.1f} × {floor.device.title} at least "
-            f"(their data sheet's roofline, {floor.model.name} in {floor.precision}), and the plan has "
+            f"{requests_per_s:.3g} requests/s of {request.prompt_context:,} prompt tokens ({cached_tokens:,} cached) "
+            f"and {request.num_sequences + 1:,} output tokens take {requests_per_s * least:.1f} × {floor.device.title} "
+            f"at least (their data sheet's roofline, {floor.model.name} in {floor.precision}), and the plan has "
             f"{num_accelerators}; its service times cannot be those of this hardware: check --times, --model and --gpu"
         )
 

@@ -27,8 +27,6 @@ GEMM = "perf/h100_vllm_gemm.parquet"
 CONTEXT_ATTENTION = "perf/h100_vllm_context_attention.parquet"
 GENERATION_ATTENTION = "perf/h100_vllm_generation_attention.parquet"
 ALL_REDUCE = "perf/vidur_h100_all_reduce.csv"
-STEP_S = 1e-3
-"""Launching, sampling and scheduling, which no operator is: as in the roofline."""
 KERNEL_S = 3e-6
 """A kernel that only moves activations, however few, and the share of the bandwidth at which it does: aiconfigurator's
 h100_sxm.yaml. A layer has two norms, a rotation and an activation."""
@@ -145,11 +143,6 @@ class OperatorTimes:
         return self._name
 
     @property
-    def source(self) -> str:
-        """Who measured."""
-        return "vLLM 0.24 on one H100 SXM, github.com/ai-dynamo/aiconfigurator; all-reduces github.com/microsoft/vidur"
-
-    @property
     def overheads(self) -> Overheads:
         """What the caller said; none by itself."""
         return self._overheads
@@ -172,7 +165,8 @@ class OperatorTimes:
             own_s = TYPICAL.collective_s + num_bytes * self._reduced_byte_s
             layer_s += COLLECTIVES_PER_LAYER * min(tables.all_reduce(num_bytes), own_s)
         rows = shape.num_sequences + shape.num_chunks
-        return STEP_S + self._model.num_layers * layer_s + tables.head(rows)
+        # Launching, sampling and scheduling are no operator: as in the roofline.
+        return TYPICAL.step_s + self._model.num_layers * layer_s + tables.head(rows)
 
     def transfer_s(self, num_bytes: int) -> float:
         """As `ServiceTimes.transfer_s`."""

@@ -56,13 +56,10 @@ class PhasedTimes:
     beside their fixed part. Nobody has measured that here.
     """
 
-    __slots__ = ("_fixed_s", "_link", "_name", "_num_devices", "_overheads", "_phases", "source")
+    __slots__ = ("_fixed_s", "_link", "_name", "_num_devices", "_overheads", "_phases")
 
-    def __init__(
-        self, name: str, source: str, phases: Phases, link: Link, num_devices: int, overheads: Overheads
-    ) -> None:
+    def __init__(self, name: str, phases: Phases, link: Link, num_devices: int, overheads: Overheads) -> None:
         self._name = name
-        self.source = source
         self._phases = phases
         self._fixed_s = phases.fixed_s
         self._link = link

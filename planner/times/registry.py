@@ -11,7 +11,7 @@ from twinpool.planner.times import coefficients, operators, tables
 from twinpool.planner.times.devices import DEVICES, Device, Precision, device_named
 from twinpool.planner.times.model_shapes import ModelShape, known_shape
 from twinpool.planner.times.phases import Link, OtherLink, PhasedTimes, Phases
-from twinpool.planner.times.roofline import TYPICAL, Efficiency, Roofline
+from twinpool.planner.times.roofline import Roofline
 from twinpool.planner.times.service_times import Overheads, ServiceTimes
 
 
@@ -22,7 +22,6 @@ class Conditions:
     `precision` is that of the weights; None: bf16, or what was measured. `kv_element_bytes` None: two bytes, or four
     with weights in fp32. `link_bytes_per_s` is one device's link to other workers, one way; None: its share of the
     network by its data sheet, or what the profile says. `public_data` is the folder with others' measurements.
-    `efficiency` is the roofline's.
     """
 
     tp: int = 1
@@ -31,7 +30,6 @@ class Conditions:
     link_bytes_per_s: float | None = None
     public_data: Path | None = None
     overheads: Overheads = field(default_factory=Overheads)
-    efficiency: Efficiency = TYPICAL
 
     @property
     def kv_bytes(self) -> float:
@@ -66,7 +64,6 @@ def roofline(gpu: str, model: ModelShape, conditions: Conditions | None = None) 
         tp=wanted.tp,
         precision=wanted.precision or Precision.BF16,
         kv_element_bytes=wanted.kv_bytes,
-        efficiency=wanted.efficiency,
         link=_link(device, wanted),
         overheads=wanted.overheads,
     )
@@ -116,8 +113,7 @@ def _link(device: Device, conditions: Conditions) -> Link:
 
 def _splitwise(what: str, model: ModelShape, conditions: Conditions) -> ServiceTimes:
     phases = tables.splitwise(conditions.public_data, what, model, conditions.tp)
-    source = "Splitwise, ISCA 2024: measurements, github.com/Mutinifni/splitwise-sim"
-    return _phased("splitwise", source, phases, DEVICES[what], model, conditions)
+    return _phased("splitwise", phases, DEVICES[what], model, conditions)
 
 
 def _distserve(what: str, model: ModelShape, conditions: Conditions) -> ServiceTimes:
@@ -125,8 +121,7 @@ def _distserve(what: str, model: ModelShape, conditions: Conditions) -> ServiceT
     if named != model:
         raise ConfigError(f"--times is 'distserve:{what}' and --model is {model.name!r}; wanted: one model")
     phases = coefficients.distserve(conditions.public_data, model, conditions.tp)
-    source = "DistServe, OSDI 2024: coefficients, github.com/LLMServe/DistServe"
-    return _phased("distserve", source, phases, DEVICES["a100"], model, conditions)
+    return _phased("distserve", phases, DEVICES["a100"], model, conditions)
 
 
 def _dynamo(what: str, model: ModelShape, conditions: Conditions) -> ServiceTimes:
@@ -137,8 +132,7 @@ def _dynamo(what: str, model: ModelShape, conditions: Conditions) -> ServiceTime
         raise ConfigError(
             f"--model is {model.name!r} and TP {conditions.tp}; dynamo:h200 is llama-3.1-8b at TP 1"
         )
-    source = "our fit to NVIDIA's curves (vLLM), github.com/ai-dynamo/dynamo"
-    return _phased("dynamo", source, coefficients.DYNAMO_H200, DEVICES["h200"], model, conditions)
+    return _phased("dynamo", coefficients.DYNAMO_H200, DEVICES["h200"], model, conditions)
 
 
 def _operators(what: str, model: ModelShape, conditions: Conditions) -> ServiceTimes:
@@ -170,7 +164,6 @@ def _profile(what: str, model: ModelShape, conditions: Conditions) -> ServiceTim
 
 def _phased(
     by: str,
-    source: str,
     phases: Phases,
     device: Device,
     model: ModelShape,
@@ -188,7 +181,7 @@ def _phased(
             f"--precision is {wanted.value!r}; {by} measured {model.name} in {measured_in.value}"
         )
     name = f"{model.name} in {measured_in.value} on {conditions.tp} × {device.title}, {by}"
-    return PhasedTimes(name, source, phases, _link(device, conditions), conditions.tp, conditions.overheads)
+    return PhasedTimes(name, phases, _link(device, conditions), conditions.tp, conditions.overheads)
 
 
 _MEASURED_IN = {"splitwise": Precision.BF16, "distserve": Precision.FP16, "dynamo": Precision.FP8}

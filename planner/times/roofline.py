@@ -114,20 +114,14 @@ class Roofline:
         self._fixed_s += model.num_expert_layers * efficiency.expert_layer_s
         num_collectives = 0 if tp == 1 else COLLECTIVES_PER_LAYER * model.num_layers
         self._fixed_s += num_collectives * efficiency.collective_s
-        moved = (
-            num_collectives * 2 * (tp - 1) / tp * model.hidden * _ACTIVATION_BYTES
-        )  # a ring's, of one token
+        # A ring's, of one token.
+        moved = num_collectives * 2 * (tp - 1) / tp * model.hidden * _ACTIVATION_BYTES
         self._collectives_token_s = moved / (device.scale_up_bytes_per_s * efficiency.link)
 
     @property
     def name(self) -> str:
         """Model, hardware, and that it is a roofline."""
         return f"{self.model.name} in {self.precision} on {self.tp} × {self.device.title}, roofline"
-
-    @property
-    def source(self) -> str:
-        """Where its figures are from."""
-        return f"{self.device.source}; {self.model.source}"
 
     @property
     def overheads(self) -> Overheads:
@@ -203,26 +197,20 @@ class Roofline:
             num_bytes / self._bytes_per_s, flops / self._most_flops_per_s, (flops + attention) / fastest
         )
 
-    def least_accelerator_s(
-        self, prompt_tokens: float, output_tokens: float, cached_tokens: float = 0
-    ) -> float:
+    def least_accelerator_s(self, request: StepShape) -> float:
         """Accelerator-seconds that a request takes at least, however it is batched, split and scheduled.
 
-        `cached_tokens` of its `prompt_tokens` are in a prefix cache. FLOPs of all its tokens, or bytes of KV that its
-        output tokens read, whichever take longer; weights are read once for however many requests.
+        `request` are the sums over its steps (`of_request`), or their means over many requests. FLOPs of all its
+        tokens, or bytes of KV that its output tokens read, whichever take longer; weights are read once for however
+        many requests.
         """
-        new, decoded = prompt_tokens - cached_tokens, max(output_tokens - 1, 0)
-        seen = decoded * (prompt_tokens + (decoded + 1) / 2)
-        pairs = new * cached_tokens + new * (new + 1) / 2
-        # One long sequence as far as sums go; windows bound what each of its tokens sees.
-        shape = StepShape(0, 0, 1, int(new), int(pairs), int(prompt_tokens))
+        new, decoded = request.prompt_tokens, request.num_sequences
         all_but_last = 1 - 1 / self.model.num_layers
         flops = 2.0 * self.model.active_weights * (all_but_last * new + decoded)
-        flops += 2.0 * self.model.head_weights * output_tokens + all_but_last * self._chunk_flops(shape)
-        decode = StepShape(num_sequences=int(decoded), context_tokens=int(seen))
-        flops += self._sequence_flops(decode)
+        flops += 2.0 * self.model.head_weights * (decoded + 1) + all_but_last * self._chunk_flops(request)
+        flops += self._sequence_flops(request)
         fastest = max(self._most_flops_per_s, self._attention_flops_per_s)
-        return self.tp * max(flops / fastest, self._sequence_kv_bytes(decode) / self._bytes_per_s)
+        return self.tp * max(flops / fastest, self._sequence_kv_bytes(request) / self._bytes_per_s)
 
     def _products_s(self, tokens: int, rows: int) -> float:
         """Matrix products of so many tokens, logits of so many `rows`. Of few tokens it is remembered: a simulation

@@ -47,7 +47,7 @@ def test_each_device_holds_the_kv_of_its_own_heads_and_never_less_than_one_head(
 
 
 def test_what_does_not_fit_says_on_how_many_devices_it_would() -> None:
-    words = r"130\.4 GiB of weights .* do not fit on 1 device .*: --tp 2, or TP2 in a layout"
+    words = r"130\.4 GiB of weights .* do not fit on 1 device .*: TP2 in a layout, --tp 2 of"
     with pytest.raises(ConfigError, match=words):
         kv_capacity(LARGE, LARGE_WEIGHTS, 1, DEVICE, longest=4096)
     assert fewest_devices(LARGE, LARGE_WEIGHTS, DEVICE, longest=4096) == 2

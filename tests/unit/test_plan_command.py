@@ -96,13 +96,35 @@ def test_what_cannot_be_is_refused_with_what_to_change(
     assert "data sheet's roofline" in below
     large = refused(capsys, "--model", "llama-3.1-405b", "--gpu", "h100", *with_trace, *SLOS, "--tp", "4")
     assert "do not fit on 4 devices" in large
-    assert "--tp 16, or TP16 in a layout" in large
+    assert "TP16 in a layout, --tp 16 of `twinpool plan`" in large
+    beside = refused(
+        capsys,
+        "--model",
+        "llama-3.1-405b",
+        "--gpu",
+        "h100",
+        *with_trace,
+        *SLOS,
+        "--tp",
+        "1",
+        "--kv-memory",
+        "80GiB",
+    )
+    assert "--kv-memory is 80.0 GiB, which with 756.0 GiB of weights on each does not fit on 1" in beside
     few = refused(capsys, "--model", "llama-3.1-70b", "--gpu", "h100", *with_trace, *SLOS, "--budget", "1")
     assert "they fit on 2" in few
     assert "--tp is '0'" in refused(capsys, *H100, *with_trace, *SLOS, "--tp", "0")
     assert "--trace is 'requests.txt'; allowed: a .jsonl" in refused(
         capsys, *H100, "--trace", "requests.txt", *SLOS
     )
+
+
+def test_a_page_does_not_replace_what_is_read(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
+    records = Path(trace).with_suffix(".json")
+    Path(trace).rename(records)
+    page = str(records.with_suffix(".html"))
+    told = refused(capsys, *H100, *SLOS, "--trace", str(records), "--report", page)
+    assert f"the report's JSON is '{records}'; allowed: a file that --trace does not name" in told
 
 
 def test_a_trace_without_answers_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

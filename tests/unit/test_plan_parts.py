@@ -24,7 +24,7 @@ from twinpool.planner.plan.experiments import Setting
 from twinpool.planner.plan.layouts import Layout, LayoutSpace, WorkerKind
 from twinpool.planner.plan.perturbing import Change, Effect
 from twinpool.planner.plan.planning import Planning
-from twinpool.planner.plan.rates import GRID, change_of, highest_rate, interval_of
+from twinpool.planner.plan.rates import GRID, change_of, highest_rate, interval_of, rate_interval
 from twinpool.planner.plan.report import plan_report
 from twinpool.planner.plan.simulated import simulated
 from twinpool.planner.plan.study import Question
@@ -32,9 +32,11 @@ from twinpool.planner.plan.tables import printed
 from twinpool.planner.plan.telling import plan_of
 from twinpool.planner.plan.traffic import lengths_of, new_tokens, traffic_of
 from twinpool.planner.plan.words import Reason, compared, constraint, effect_words
-from twinpool.planner.step_shape import StepShape
-from twinpool.planner.times.model_shapes import model_shape
+from twinpool.planner.step_shape import StepShape, of_request
+from twinpool.planner.times.devices import DEVICES
+from twinpool.planner.times.model_shapes import SHAPES, model_shape
 from twinpool.planner.times.registry import Conditions, roofline
+from twinpool.planner.times.roofline import Roofline
 
 
 def timed(*times: float) -> list[Shape]:
@@ -130,6 +132,25 @@ def test_what_prompts_share_takes_memory_once_so_the_bound_is_above_what_the_rea
     assert most.rate_per_s > 2 * least.rate_per_s
     seen = simulated(sharing.deployment(Layout(1, 1)), data.stretch(1.8 * least.rate_per_s, 300, 0))
     assert seen.share_good(slo) > 0.9, "beyond what they would serve if each had its own"
+
+
+def test_the_floor_of_all_requests_is_the_mean_of_theirs_also_where_long_prompts_have_short_answers() -> None:
+    floor = Roofline(DEVICES["h100"], SHAPES["llama-3.1-8b"])
+    lengths = [(30_000, 2), (20, 4_000)]
+    shapes = [Shape((own(number, new),), output) for number, (new, output) in enumerate(lengths)]
+    together_s = floor.least_accelerator_s(lengths_of(shapes).request)
+    each_s = [floor.least_accelerator_s(of_request(new, output)) for new, output in lengths]
+    assert together_s <= sum(each_s) / 2 * (1 + 1e-6)
+    assert together_s > sum(each_s) / 4
+
+
+def test_blocks_that_decode_has_cached_do_not_burden_the_link() -> None:
+    shapes = [Shape((shared_prefix(0, 896), own(number, 104)), 101) for number in range(300)]
+    slow = space(Affine(link_bytes_per_s=KV.token_bytes * 1000))
+    apart = replace(slow, decode=replace(slow.decode, prefix_cache=False))
+    least, most = (bound(each, Layout(1, 1), lengths_of(shapes), SLO).rate_per_s for each in (apart, slow))
+    assert least == pytest.approx(1.0)
+    assert most == pytest.approx(1000 / (104 + 896 / 300), rel=1e-3)
 
 
 def test_a_slow_link_bounds_a_split() -> None:
@@ -246,6 +267,11 @@ def test_intervals_are_students_and_changes_are_paired() -> None:
     assert change.estimate == pytest.approx(0.1)
     assert change.low == pytest.approx(0.1)
     assert change_of([1.0, 0.0], [1.0, 1.0], 0.9) is None
+    rose = change_of([10.0, 10.0, 10.0], [10.01, 10.02, 13.0], 0.9)
+    assert rose is not None
+    assert rose.low is not None
+    assert rose.low < -0.1, "all rose, and it may be chance"
+    assert rate_interval([0.1, 0.2, 9.0], 0.9).low == 0.0
 
 
 def effect(change: Change, low: float, high: float, layout: str = "") -> Effect:
@@ -268,6 +294,10 @@ def test_what_binds_is_what_helps_most_and_the_closed_form_speaks_only_where_not
     assert other.reason is Reason.STEPS
     nobody = constraint(True, [effect(Change.PREFILL, -0.1, 0.1), effect(Change.DECODE, -0.1, 0.1)], known)
     assert nobody is not None
+    slow = bounds(space(Affine(link_bytes_per_s=KV.token_bytes * 1000)), Layout(1, 1), lengths, SLO)
+    linked = constraint(True, [effect(Change.PREFILL, 0.2, 0.3, "2P1D")], slow)
+    assert linked is not None
+    assert linked.reason is Reason.LINK
     assert nobody.words.startswith("No pool alone binds")
     assert constraint(True, [], known) is None
 

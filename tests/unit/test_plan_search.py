@@ -8,11 +8,15 @@ import pytest
 from support.planned import SLO, Affine, Pretended, bottleneck, pool_sizes, question, requests, space, traffic
 
 from twinpool.bench.serving.slo import Slo
+from twinpool.config import SchedulerConfig
 from twinpool.errors import ConfigError
 from twinpool.planner.deployment import Deployment
+from twinpool.planner.plan.bounds import Limit
+from twinpool.planner.plan.layouts import Layout
 from twinpool.planner.plan.planning import Planning
 from twinpool.planner.plan.report import layout_grid
 from twinpool.planner.plan.result import Plan, decode_plan, encode_plan
+from twinpool.planner.plan.study import Question
 from twinpool.planner.plan.telling import plan_of
 from twinpool.planner.plan.traffic import traffic_of
 
@@ -97,6 +101,26 @@ def test_kv_bound_decode_is_said_to_be_so_and_one_more_prefill_worker_to_lower_c
     assert "one more prefill worker (4P5D) lowers capacity by" in sentence
     assert "one more decode worker (3P6D) raises capacity by" in sentence
     assert "a quarter more ITL allowed changes nothing that shows" in sentence
+
+
+def test_accelerators_that_no_worker_takes_are_left_over() -> None:
+    asked = replace(question(), effort=20_000, budget=7)
+    planning = Planning(asked, space(degrees=(4,)), Pretended(bottleneck(5.0, 3.0, 2.0)), "a model")
+    planning.run()
+    plan = plan_of(planning)
+    assert plan.recommended is not None
+    assert plan.planned(plan.recommended).num_accelerators == 4  # type: ignore[union-attr]
+
+
+def test_hybrids_whose_steps_keep_the_objective_only_apart_are_simulated_as_long_as_streams_last() -> None:
+    """A step of one sequence takes 5.1 ms, with one prompt token beside it 5.2."""
+    both = replace(space(), decode=SchedulerConfig(max_num_seqs=128, token_budget=2048, hybrid=True))
+    asked = Question(traffic(), Slo(ttft_s=10.0, tpot_s=0.00515), budget=2, effort=20_000)
+    study = Planning(asked, both, Pretended(bottleneck(5.0, 3.0, 2.0)), "a model").study
+    (own,) = (bound for bound in study.all_bounds(Layout(1, 1)))
+    assert own.num_sequences > 0
+    assert own.limit is Limit.TIME
+    assert study.num_wanted(2) > 0
 
 
 def test_a_prefill_pool_that_binds_is_named() -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from twinpool.errors import ConfigError
-from twinpool.planner.step_shape import StepShape, of_chunk, of_sequences
+from twinpool.planner.step_shape import StepShape, of_chunk, of_request, of_sequences
 from twinpool.planner.times.devices import DEVICES, GIB, Device, Precision, device_named
 from twinpool.planner.times.floor import AboveRoofline, refuse_faster_plan, refuse_faster_times
 from twinpool.planner.times.model_shapes import SHAPES, ModelShape
@@ -184,19 +184,21 @@ def test_times_faster_than_the_data_sheet_are_refused() -> None:
 def test_a_plan_that_serves_more_than_the_data_sheet_allows_is_refused() -> None:
     """2,000 tokens in and 300 out of 8B take 2 · 8e9 · 2,300 FLOPs and more: 37 ms of an H100 at least."""
     floor = Roofline(DEVICES["h100"], SHAPES["llama-3.1-8b"])
-    least = floor.least_accelerator_s(2_000, 300)
+    request = of_request(2_000, 300)
+    least = floor.least_accelerator_s(request)
     assert 0.030 < least < 0.045
-    refuse_faster_plan(0.99 * 8 / least, 8, floor, prompt_tokens=2_000, output_tokens=300)
+    refuse_faster_plan(0.99 * 8 / least, 8, floor, request)
     with pytest.raises(AboveRoofline, match=r"take 8.1 × H100 SXM at least .* and the plan has 8"):
-        refuse_faster_plan(1.01 * 8 / least, 8, floor, prompt_tokens=2_000, output_tokens=300)
+        refuse_faster_plan(1.01 * 8 / least, 8, floor, request)
 
 
 def test_reuse_and_splitting_do_not_get_around_the_floor() -> None:
     floor = Roofline(DEVICES["h100"], SHAPES["llama-3.1-70b"], tp=8)
     one = Roofline(DEVICES["h100"], SHAPES["llama-3.1-70b"], tp=1)
-    assert floor.least_accelerator_s(2_000, 300) == pytest.approx(one.least_accelerator_s(2_000, 300))
-    assert floor.least_accelerator_s(2_000, 300, 1_200) < floor.least_accelerator_s(2_000, 300)
+    request = of_request(2_000, 300)
+    assert floor.least_accelerator_s(request) == pytest.approx(one.least_accelerator_s(request))
+    assert floor.least_accelerator_s(of_request(2_000, 300, 1_200)) < floor.least_accelerator_s(request)
     steps_s = floor.floor_s(of_chunk(2_000)) + sum(
         floor.floor_s(of_sequences([2_000 + i] * 64)) / 64 for i in range(1, 300)
     )
-    assert floor.least_accelerator_s(2_000, 300) <= 8 * steps_s
+    assert floor.least_accelerator_s(request) <= 8 * steps_s

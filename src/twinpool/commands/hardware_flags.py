@@ -14,8 +14,14 @@ from twinpool.commands.kv_size import parse_bytes
 from twinpool.config import BLOCK_SIZES, CoordinatorConfig, SchedulerConfig, require
 from twinpool.errors import ConfigError
 from twinpool.layout import Dtype, KVLayout
-from twinpool.planner.plan.capacity import USABLE_SHARE, DeviceMemory, KvCapacity, kv_capacity
-from twinpool.planner.times.devices import DEVICES, Device
+from twinpool.planner.plan.capacity import (
+    USABLE_SHARE,
+    DeviceMemory,
+    KvCapacity,
+    device_block_bytes,
+    kv_capacity,
+)
+from twinpool.planner.times.devices import DEVICES, GIB, Device
 
 if TYPE_CHECKING:
     from twinpool.planner.profile.fitted_times import FittedTimes
@@ -77,8 +83,7 @@ class Hardware:
             require("--kv-memory", self.kv_bytes, num_blocks >= least, f"{fits}; or a lower --max-model-len")
             most = f"at most {_MOST_BLOCKS:,} blocks of {self.layout.block_bytes:,} bytes"
             require("--kv-memory", self.kv_bytes, num_blocks <= _MOST_BLOCKS, most)
-            own = self.kv_bytes // tp
-            return KvCapacity(self.layout, tp, own, 0, own, num_blocks)
+            return self._said_capacity(tp, self.kv_bytes, num_blocks)
         if self.memory is None:
             raise ConfigError(
                 "how much KV a worker of a profile has, its server decides and logs (KV pool); say --kv-memory SIZE "
@@ -86,6 +91,18 @@ class Hardware:
             )
         weight_bytes = math.ceil(self.model.weight_bytes(self._weight_bytes))
         return kv_capacity(self.layout, weight_bytes, tp, self.memory, self.max_model_len)
+
+    def _said_capacity(self, tp: int, kv_bytes: int, num_blocks: int) -> KvCapacity:
+        own, weights = kv_bytes // tp, 0
+        if self.memory is not None:
+            weights = -(-math.ceil(self.model.weight_bytes(self._weight_bytes)) // tp)
+            usable = self.memory.usable_bytes
+            if weights + num_blocks * device_block_bytes(self.layout, tp) > usable:
+                raise ConfigError(
+                    f"--kv-memory is {kv_bytes / GIB:.1f} GiB, which with {weights / GIB:.1f} GiB of weights on each "
+                    f"does not fit on {tp} × {usable / GIB:.1f} GiB; say less, or more devices (TPn in a layout, --tp)"
+                )
+        return KvCapacity(self.layout, tp, weights + own, weights, own, num_blocks)
 
     @property
     def _weight_bytes(self) -> float:

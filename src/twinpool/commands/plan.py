@@ -17,6 +17,7 @@ from twinpool.commands.dataset_flags import add_dataset_flags, dataset_settings,
 from twinpool.commands.flags import SCHEDULING, add_flags, config_from
 from twinpool.commands.hardware_flags import QUEUE, Hardware, add_hardware_flags, hardware, queue
 from twinpool.commands.progress import ProgressLine
+from twinpool.commands.results import check_files
 from twinpool.config import SchedulerConfig, require
 from twinpool.errors import ConfigError
 
@@ -140,6 +141,7 @@ def run(args: argparse.Namespace) -> int:
     dataset = _dataset(args)
     _check_trace(args.trace)
     found = hardware(args, dataset.max_model_len)
+    _check_files(args, dataset, found.profile)
     traffic = _traffic(args, replace(dataset, max_model_len=found.max_model_len))
     if dataset.max_model_len is None:
         found = replace(found, max_model_len=min(found.max_model_len, context_for(traffic)))
@@ -182,6 +184,16 @@ def _check_report(file: Path | None) -> None:
         os.access(file if file.exists() else folder, os.W_OK) and folder.is_dir() and not file.is_dir()
     )
     require("--report", str(file), can_write, "a file that can be written, in a folder that exists")
+
+
+def _check_files(args: argparse.Namespace, dataset: DatasetSettings, profile: str | None) -> None:
+    """Raises ConfigError if the page, or its JSON, would be written over what is read."""
+    page: Path | None = args.report
+    json_of_page = None if page is None else page.with_suffix(".json")
+    check_files(
+        {"--report": page, "the report's JSON": json_of_page},
+        {"--dataset-path" if args.trace is None else "--trace": dataset.path, "--profile": profile},
+    )
 
 
 def _tell(args: argparse.Namespace, plan: Plan) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -68,10 +69,9 @@ def run(args: argparse.Namespace) -> int:
     EngineConfig("", args.dtype, args.device, threads=threads, weights=args.weights)
     require("--threads", threads, threads <= len(cores), f"1 to {len(cores)}, the cores of this process")
     path: Path = args.output
-    require(
-        "--output", str(path), path.absolute().parent.is_dir() and not path.is_dir(),
-        "a file in a folder that exists",
-    )  # fmt: skip
+    folder = path.absolute().parent
+    can_write = folder.is_dir() and not path.is_dir() and os.access(folder, os.W_OK)
+    require("--output", str(path), can_write, "a file in a folder that exists and can be written to")
     device = args.device
     if device == "auto":
         device = "cpu" if why_no_cuda() else "cuda"
