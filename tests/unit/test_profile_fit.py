@@ -137,7 +137,7 @@ def test_a_step_between_measured_batches_lies_between_them_and_one_beyond_goes_o
     model = StepModel(TRUE_FIT)
 
     def products_s(rows: int) -> float:
-        return model.parts(StepShape(prompt_tokens=rows)).arithmetic
+        return model.parts(StepShape(prompt_tokens=rows)).arithmetic_s
 
     for low, high in zip(PLAN.row_knots, PLAN.row_knots[1:], strict=False):
         assert products_s(low) <= products_s((low + high) // 2) <= products_s(high)

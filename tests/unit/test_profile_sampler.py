@@ -48,14 +48,23 @@ def test_steps_of_decode_follow_each_other_and_only_the_first_ones_after_somethi
     sampler.go_on(0.0, 2)
     counted = [batch for batch, times in engine.rows if times == 1 + BURST]
     assert len(counted) == 2 * len(PLAN.alone)
-    places = [number for number, batch in enumerate(counted[: len(PLAN.alone)]) if batch]
-    assert places in ([0, 1, 2, 3], [1, 2, 3, 4])
-    first = counted[places[0]]
-    assert warmed(engine) == [first, first], "once in each round, after the prompt"
-    assert sum(times == 1 for _, times in engine.rows) >= 2
-    sampler.go_on(0.0, 3)
-    assert warmed(engine) == [first] * 3
-    assert all(sample.num_runs == 3 * BURST for sample in sampler.samples())
+    rows = [list(row) for is_decode, row in groupby(counted, bool) if is_decode]
+    assert sum(map(len, rows)) == 2 * len(DECODES)
+    assert len(rows) <= 2, "those of a round follow each other"
+    assert warmed(engine) == [row[0] for row in rows], "once in each row, after the prompt"
+    assert sum(times == 1 for _, times in engine.rows) >= len(rows)
+    assert all(sample.num_runs == 2 * BURST for sample in sampler.samples())
+
+
+def test_each_round_has_all_cases_in_an_order_of_its_own() -> None:
+    engine = CountedEngine()
+    Sampler(PLAN, lambda _: engine, None).go_on(0.0, 4)
+    batches = [batch for batch, _ in engine.rows]
+    rounds = [
+        tuple(batches[first : first + len(PLAN.alone)]) for first in range(0, len(batches), len(PLAN.alone))
+    ]
+    assert {tuple(sorted(each)) for each in rounds} == {(0, 1, 2, 3, 4)}
+    assert len(set(rounds)) == 4
 
 
 def test_a_slice_that_begins_within_decode_warms_up_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
