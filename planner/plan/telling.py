@@ -230,6 +230,11 @@ def _findings(planning: Planning, binds: str) -> Iterator[str]:
     for case in planning.cases:
         if not case.holds:
             yield f"With {case.name}: {_case_words(case)}."
+    if planning.cases and not planning.cases[0].holds and _serves(planning, layout):
+        yield (
+            "Stretches of this traffic differ so much that its own rate, which is served on average, is too much for "
+            "some: plan for the lower end of the interval, or make stretches longer (--effort)."
+        )
     yield from _notes(planning, layout)
 
 

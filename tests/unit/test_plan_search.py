@@ -103,6 +103,16 @@ def test_kv_bound_decode_is_said_to_be_so_and_one_more_prefill_worker_to_lower_c
     assert "a quarter more ITL allowed changes nothing that shows" in sentence
 
 
+def test_traffic_whose_stretches_differ_is_said_to_be_too_much_for_some_where_the_average_is_served() -> None:
+    plans = [
+        planned(Pretended(bottleneck(5.0, 3.0, 1.0), spread=0.5), rate=8.0, seed=seed) for seed in range(8)
+    ]
+    told = [any("Stretches of this traffic differ" in text for text in plan.findings) for plan in plans]
+    assert told == [bool(plan.serves) and not plan.cases[0].holds for plan in plans]
+    assert any(told)
+    assert not all(told)
+
+
 def test_accelerators_that_no_worker_takes_are_left_over() -> None:
     asked = replace(question(), effort=20_000, budget=7)
     planning = Planning(asked, space(degrees=(4,)), Pretended(bottleneck(5.0, 3.0, 2.0)), "a model")
