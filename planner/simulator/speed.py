@@ -18,6 +18,7 @@ from twinpool.bench.serving.datasets import make_shapes
 from twinpool.bench.serving.datasets.settings import DatasetName, DatasetSettings, TooLong
 from twinpool.bench.serving.datasets.shapes import Shape
 from twinpool.config import CoordinatorConfig, SchedulerConfig
+from twinpool.errors import TwinpoolError
 from twinpool.layout import Dtype
 from twinpool.planner.deployment import Deployment, Pool
 from twinpool.planner.plan.capacity import DeviceMemory, kv_capacity
@@ -42,13 +43,19 @@ def main() -> None:
     parser.add_argument(
         "--model", default="llama-3.1-8b", metavar="NAME", help="on one H100 (default llama-3.1-8b)"
     )
-    parser.add_argument("--dataset", default="azure-conversation", metavar="NAME", help="a fitted one")
+    parser.add_argument(
+        "--dataset", default="azure-conversation", choices=[name.value for name in DatasetName], metavar="NAME",
+        help="one that needs no file (default azure-conversation)",
+    )  # fmt: skip
     parser.add_argument(
         "--step-by-step", action="store_true", help="each token by itself, as a server has it"
     )
     args = parser.parse_args()
-    deployment = large_deployment(args.layout, args.model)
-    shapes = requests(DatasetName(args.dataset), args.num_requests, args.rate, deployment.max_model_len)
+    try:
+        deployment = large_deployment(args.layout, args.model)
+        shapes = requests(DatasetName(args.dataset), args.num_requests, args.rate, deployment.max_model_len)
+    except TwinpoolError as exc:
+        parser.error(str(exc))
     before_mib = _peak_mib()
     began_at = time.perf_counter()
     found = simulate(deployment, shapes, is_step_by_step=args.step_by_step)
