@@ -69,9 +69,15 @@ def usable_cores() -> list[int]:
 class _Running:
     spec: WorkerSpec
     process: asyncio.subprocess.Process | None = None
-    why_given_up: str = ""
     is_retired: bool = False
     task: asyncio.Task[None] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Failure:
+    role: Role
+    reason: str
+    at: float
 
 
 class Launcher:
@@ -96,11 +102,20 @@ class Launcher:
         self._on_given_up = on_given_up
         self._secrets = secrets
         self._running: dict[str, _Running] = {}
+        self._failures: dict[str, _Failure] = {}
+        self._places: list[WorkerSpec] = []
         self._stopping = asyncio.Event()
         self._lifeline_read, self._lifeline_write = os.pipe()
 
     def start(self, specs: Sequence[WorkerSpec]) -> None:
-        """Starts one process per spec and keeps it running until `stop`."""
+        """Starts one process per spec and keeps it running until `stop`. Who has failed to be of that role, or had that
+        name, is forgotten: this is the next attempt."""
+        names, roles = {spec.worker_id for spec in specs}, {spec.role for spec in specs}
+        self._failures = {
+            name: failure
+            for name, failure in self._failures.items()
+            if not (name in names or failure.role in roles)
+        }
         for spec in specs:
             running = _Running(spec)
             self._running[spec.worker_id] = running
@@ -118,15 +133,16 @@ class Launcher:
 
     def kept(self) -> list[WorkerSpec]:
         """The workers that run, or will be started again."""
-        return [r.spec for r in self._running.values() if not (r.why_given_up or r.is_retired)]
+        return [r.spec for r in self._running.values() if not r.is_retired]
 
     def keeps(self, role: Role) -> bool:
         """Whether there is one of this role among them."""
         return any(spec.role is role for spec in self.kept())
 
-    def failed(self) -> dict[str, str]:
-        """The workers that are not started again because they failed, and why."""
-        return {worker_id: r.why_given_up for worker_id, r in self._running.items() if r.why_given_up}
+    def failed(self, within_s: float) -> dict[str, str]:
+        """The workers that were given up less than `within_s` ago, and why."""
+        now = asyncio.get_running_loop().time()
+        return {name: each.reason for name, each in self._failures.items() if now - each.at < within_s}
 
     def names(self) -> frozenset[str]:
         """The ids of all workers whose process may still run."""
@@ -137,17 +153,21 @@ class Launcher:
         if (running := self._running.get(worker_id)) is not None:
             running.spec = replace(running.spec, role=role)
 
-    def retire(self, worker_id: str) -> WorkerSpec | None:
-        """That worker is not started again, and its process is to end. Returns how it was run; None if there is no such
-        worker, or it is retired already."""
+    def take_place(self) -> WorkerSpec | None:
+        """How a worker was run that has gone for good: another one gets its cores and its device. None: each such place
+        is taken."""
+        return self._places.pop() if self._places else None
+
+    def retire(self, worker_id: str) -> None:
+        """That worker, if it is one of these, is not started again, and its process is to end."""
         running = self._running.get(worker_id)
         if running is None or running.is_retired:
-            return None
+            return
         running.is_retired = True
+        self._places.append(running.spec)
         if running.process is not None and running.process.returncode is None:
             running.process.terminate()
             asyncio.get_running_loop().call_later(RETIRED_WITHIN_S, self.kill, worker_id, running.process.pid)
-        return running.spec
 
     def _ended(self, running: _Running, task: asyncio.Task[None]) -> None:
         """If `task` has failed, nobody starts that worker again, which must not go unnoticed. A retired one's name is
@@ -159,8 +179,11 @@ class Launcher:
             self._give_up(running, f"its launcher failed: {exc!r}")
 
     def _give_up(self, running: _Running, reason: str) -> None:
-        running.why_given_up = reason
-        self._on_given_up(running.spec, reason)
+        spec = running.spec
+        del self._running[spec.worker_id]
+        self._failures[spec.worker_id] = _Failure(spec.role, reason, asyncio.get_running_loop().time())
+        self._places.append(spec)
+        self._on_given_up(spec, reason)
 
     def kill(self, worker_id: str, pid: int) -> None:
         """Ends that process at once, whatever it does (frozen ones too), if this launcher started it and it runs."""

@@ -41,7 +41,8 @@ class PoolChange:
 class Seat:
     """A worker as a plan sees it: `role` is what it has, or is to have. The one with the least `load` is moved first.
     One that `is_settled` has joined and stays where it is; one that `is_changing` comes from the other pool, and is
-    left alone; else it has not joined yet. `may_change`: it can take the other role."""
+    left alone; else it has not joined yet. `may_change`: it can take the other role. `is_linked`: requests can run
+    there."""
 
     worker_id: str
     role: Role
@@ -49,11 +50,13 @@ class Seat:
     is_settled: bool = True
     is_changing: bool = False
     may_change: bool = True
+    is_linked: bool = True
 
 
 def changes_to(wanted: Mapping[Role, int], seats: Sequence[Seat]) -> list[PoolChange]:
     """What makes `seats` the `wanted` numbers, each 1 or more: roles change as far as that helps both pools; what is
-    missing then is started, what is too much is drained, first what has not joined yet, then the least loaded.
+    missing then is started, what is too much is drained: first what has not joined yet, then what is not linked, then
+    the least loaded.
 
     Raises:
         PoolRefused: too many workers are on their way to a pool already.
@@ -64,11 +67,12 @@ def changes_to(wanted: Mapping[Role, int], seats: Sequence[Seat]) -> list[PoolCh
     giver = max(surplus, key=lambda role: surplus[role])
     taker = OTHER_ROLE[giver]
     settled = sorted(
-        (seat for seat in seats if seat.role is giver and seat.is_settled), key=lambda seat: seat.load
+        (seat for seat in seats if seat.role is giver and seat.is_settled),
+        key=lambda seat: (seat.is_linked, not seat.may_change, seat.load),
     )
-    # One that is there already has to go on while others are only on their way.
-    most = min(surplus[giver], -surplus[taker], len(settled) - 1)
-    moved = [seat for seat in settled if seat.may_change][: max(0, most)]
+    most = min(surplus[giver], -surplus[taker])
+    # One that is there already, the last of these, has to go on while others are only on their way.
+    moved = [seat for seat in settled[:-1] if seat.may_change][: max(0, most)]
     changes = [PoolChange(ChangeKind.ROLE, taker, seat.worker_id) for seat in moved]
     surplus[giver] -= len(moved)
     surplus[taker] += len(moved)
@@ -78,7 +82,7 @@ def changes_to(wanted: Mapping[Role, int], seats: Sequence[Seat]) -> list[PoolCh
             rest = [
                 seat for seat in seats if seat.role is role and seat not in moved and not seat.is_changing
             ]
-            rest.sort(key=lambda seat: (seat.is_settled, seat.load))
+            rest.sort(key=lambda seat: (seat.is_settled, seat.is_linked, seat.load))
             num_left = sum(seat.is_settled for seat in rest[count:])
             if len(rest) < count or not num_left:
                 raise PoolRefused(

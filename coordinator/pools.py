@@ -7,7 +7,7 @@ with TakeRole, after which the same process registers again with its model and i
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from twinpool.config import MOST_WORKERS, CoordinatorConfig, Role
 from twinpool.coordinator.events import (
@@ -24,7 +24,7 @@ from twinpool.coordinator.events import (
     StartWorker,
 )
 from twinpool.coordinator.pool_plan import ChangeKind, PoolChange, Seat, changes_to
-from twinpool.coordinator.registry import Registry
+from twinpool.coordinator.registry import OTHER_ROLE, Registry
 from twinpool.coordinator.worker import Departure, Worker
 from twinpool.errors import PoolRefused, RequestError, UnknownWorker
 from twinpool.messages import Stop, TakeRole
@@ -49,6 +49,7 @@ class Pools:
         emit: Callable[[Command], None],
     ) -> None:
         self._patience_s = OBEYS_WITHIN_LEASES * config.lease_s
+        self._start_s = config.start_timeout_s
         self._registry = registry
         self._lose = lose
         self._hand_on = hand_on
@@ -78,6 +79,7 @@ class Pools:
         """Moves on what is under way. Costs nothing while nothing is."""
         if self.is_closed:
             return
+        self._forget_who_does_not_come(now)
         for worker in self._departing[:]:
             departure = worker.departure
             if departure is None:
@@ -89,21 +91,22 @@ class Pools:
                 self._call_off(worker, departure)
             elif not worker.legs:
                 self._tell(worker, departure, now)
-            elif now >= departure.hand_on_at:
-                self._hand_on(worker, max(other.num_slots for other in others), departure.purpose, now)
+            elif now >= departure.hand_on_at and (takers := self._linked(others)):
+                self._hand_on(worker, max(taker.num_slots for taker in takers), departure.purpose, now)
 
     def gone(self, worker: Worker) -> None:
-        """The worker has gone, as it was told or otherwise."""
+        """The worker has gone, as it was told or otherwise. One that was to end does so, unless all are to."""
         if worker.departure is None:
             return
         self._departing.remove(worker)
-        if worker.departure.role is None and worker.departure.told_at is None:
+        if worker.departure.role is None and worker.departure.told_at is None and not self.is_closed:
             self._emit(Retire(worker.worker_id, worker.role))
 
     # ── wishes ──────────────────────────────────────────────────────────────────────────────────────────────
 
     def _worker(self, worker_id: str) -> Worker:
-        if (worker := self._registry.get(worker_id)) is None:
+        worker = self._registry.get(worker_id) or self._registry.changing.get(worker_id)
+        if worker is None:
             known = ", ".join(sorted(worker.worker_id for worker in self._registry)) or "none"
             raise UnknownWorker(f"no worker {worker_id!r} has joined; those that have: {known}")
         return worker
@@ -147,6 +150,7 @@ class Pools:
             },
             seats,
         )
+        self._require_nobody_unknown(wish, changes)
         num_starts = sum(change.kind is ChangeKind.START for change in changes)
         if num_starts and wish.why_no_start:
             raise PoolRefused(wish.why_no_start)
@@ -168,7 +172,8 @@ class Pools:
     def _seats(self, wish: SetPools) -> list[Seat]:
         """Everybody who is in a pool, or will be."""
         seats = []
-        for worker in self._registry:
+        here = {worker.worker_id: worker for worker in self._registry} | self._registry.changing
+        for worker in here.values():
             role = worker.role if worker.departure is None else worker.departure.role
             if role is not None:
                 load = (len(worker.legs), worker.held_tokens)
@@ -179,21 +184,49 @@ class Pools:
                         load,
                         is_settled=worker.stays,
                         is_changing=not worker.stays,
+                        is_linked=self._registry.is_linked(worker),
                         may_change=not worker.info.fixed_role,
                     )
                 )
-        joined = {worker.worker_id for worker in self._registry}
-        coming = [(worker_id, role) for worker_id, role in wish.kept.items() if worker_id not in joined]
+        coming = [(worker_id, role) for worker_id, role in wish.kept.items() if worker_id not in here]
         return seats + [Seat(worker_id, role, is_settled=False) for worker_id, role in coming]
 
-    def _require_others(self, worker: Worker) -> None:
-        if not self._others(worker):
+    def _require_nobody_unknown(self, wish: SetPools, changes: Sequence[PoolChange]) -> None:
+        """Who keeps workers by numbers alone awaits by another name one that is between two roles: it must not be told
+        that there is one too many."""
+        ended = [change.worker_id for change in changes if change.kind is ChangeKind.DRAIN]
+        awaited = [name for name in ended if self._registry.get(name) is None]
+        if awaited and (unknown := self._registry.changing.keys() - wish.kept.keys()):
             raise PoolRefused(
-                f"{worker.worker_id} is the last {worker.role} worker that stays: without it no request could run; "
-                f"have another first, like with `twinpool pools set --{worker.role} 2`"
+                f"{min(unknown)} is changing its role, and may be {awaited[0]}; try again when it has come"
             )
 
+    def _require_others(self, worker: Worker) -> None:
+        if self._others(worker):
+            return
+        name, role = worker.worker_id, worker.role
+        if unlinked := ", ".join(sorted(other.worker_id for other in self._staying_beside(worker))):
+            raise PoolRefused(
+                f"{name} is the last {role} worker that is linked: without it no request could run; wait until "
+                f"{unlinked} is linked, or see in the server's log why that failed"
+            )
+        like = (
+            f"`twinpool pools set --{role} 2`" if role in OTHER_ROLE else f"`twinpool worker --role {role}`"
+        )
+        raise PoolRefused(
+            f"{name} is the last {role} worker that stays: without it no request could run; have another first, like "
+            f"with {like}"
+        )
+
     def _others(self, worker: Worker) -> list[Worker]:
+        """Those of its pool that requests can go to without it: if it is linked, others that are."""
+        others = self._staying_beside(worker)
+        return self._linked(others) if self._registry.is_linked(worker) else others
+
+    def _linked(self, workers: Sequence[Worker]) -> list[Worker]:
+        return [worker for worker in workers if self._registry.is_linked(worker)]
+
+    def _staying_beside(self, worker: Worker) -> list[Worker]:
         return [other for other in self._registry.of_role(worker.role) if other is not worker and other.stays]
 
     # ── on the way ──────────────────────────────────────────────────────────────────────────────────────────
@@ -212,7 +245,7 @@ class Pools:
         )
 
     def _call_off(self, worker: Worker, departure: Departure) -> None:
-        """It has become the last of its pool, for the others were lost."""
+        """It has become the last of its pool, for the others, or their links, were lost."""
         worker.depart(None)
         self._departing.remove(worker)
         if departure.role is not None:
@@ -220,9 +253,16 @@ class Pools:
         self._emit(
             Note(
                 f"{worker.worker_id} stays: it was on its way ({departure.purpose}), and no other {worker.role} worker "
-                "is left"
+                "is left for requests to go to"
             )
         )
+
+    def _forget_who_does_not_come(self, now: float) -> None:
+        changing = self._registry.changing
+        for worker in list(changing.values()):
+            departure = worker.departure
+            if departure is None or departure.told_at is None or now - departure.told_at > self._start_s:
+                del changing[worker.worker_id]
 
     def _tell(self, worker: Worker, departure: Departure, now: float) -> None:
         departure.told_at = now

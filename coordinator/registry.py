@@ -45,6 +45,8 @@ class Registry:
         self._readiness: tuple[bool, str] | None = None
         self._most_in_flight: int | None = None
         self._past_num_blocks: dict[str, int] = {}
+        self.changing: dict[str, Worker] = {}
+        """Those that have left their pool for the other, and have not come there yet, as they were when they left."""
         self.terms: Register | None = None
         """The first worker that joined: all later ones must agree with it, as long as the coordinator lives."""
 
@@ -115,6 +117,7 @@ class Registry:
             self.terms = offer
         worker = Worker(offer, now, self.loads[offer.role], joined_at=now)
         worker.loads.add(worker)
+        self.changing.pop(offer.worker_id, None)
         self._workers[offer.worker_id] = worker
         self._by_role[worker.role] = (*self._by_role[worker.role], worker)
         self._members_changed()
@@ -127,8 +130,10 @@ class Registry:
         self._readiness = self._most_in_flight = None
 
     def remove(self, worker: Worker) -> None:
-        """The worker is gone, and all its links with it."""
+        """The worker is gone, and all its links with it. One that takes another role comes back."""
         del self._workers[worker.worker_id]
+        if worker.keeps_cache and worker.has_left:
+            self.changing[worker.worker_id] = worker
         worker.loads.remove(worker)
         self._by_role[worker.role] = tuple(w for w in self._by_role[worker.role] if w is not worker)
         self._past_num_blocks[worker.worker_id] = worker.info.num_blocks
@@ -171,6 +176,15 @@ class Registry:
     def linked_to(self, prefill: Worker) -> Mapping[str, Worker]:
         """The decode workers that `prefill` can push to, by incarnation."""
         return self._linked.get(prefill.incarnation, {})
+
+    def is_linked(self, worker: Worker) -> bool:
+        """Whether requests can go to it: it has a link with a worker that stays, or needs none."""
+        if worker.role is Role.COLOCATED:
+            return True
+        if worker.role is Role.PREFILL:
+            return any(decode.stays for decode in self.linked_to(worker).values())
+        prefills = self.of_role(Role.PREFILL)
+        return any(prefill.stays and worker.incarnation in self.linked_to(prefill) for prefill in prefills)
 
     def links(self) -> Iterator[tuple[Worker, Worker, LinkReady]]:
         """All usable links, as (prefill worker, decode worker, what the probe measured)."""

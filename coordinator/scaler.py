@@ -9,6 +9,9 @@ from typing import NamedTuple, Protocol
 from twinpool.config import Role
 from twinpool.coordinator.launch import Launcher, WorkerSpec
 
+FAILURE_SHOWN_S = 600.0
+"""So long a failure is shown, and live tuning waits, unless the same is tried again."""
+
 
 class Scaler(Protocol):
     """Keeps workers running, by id. No method waits for a worker: that it has joined, or has gone, is heard from it."""
@@ -27,7 +30,8 @@ class Scaler(Protocol):
         ...
 
     def failed(self) -> Mapping[str, str]:
-        """Why, by the id of a worker that it has given up, or by what it could not do."""
+        """Why, by the id of a worker that it has given up, or by what it could not do. Within `FAILURE_SHOWN_S`, and
+        until it starts another worker of that role."""
         ...
 
     def why_no_start(self) -> str:

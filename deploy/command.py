@@ -16,15 +16,13 @@ from dataclasses import dataclass
 
 from twinpool.clock import Clock, MonotonicClock
 from twinpool.config import MOST_WORKERS, Role, require
-from twinpool.coordinator.scaler import Premises
+from twinpool.coordinator.scaler import FAILURE_SHOWN_S, Premises
 from twinpool.deploy.counts import Counts, Order
 from twinpool.errors import ConfigError
 
 EXAMPLE = "kubectl scale deployment twinpool-{role} --replicas={count}"
 TIMEOUT_S = 60.0
 MOST_TIMEOUT_S = 3600.0
-FAILURE_SHOWN_S = 600.0
-"""So long a failure is shown, and live tuning waits."""
 _FIELDS = ("role", "count", "gone")
 _MOST_QUOTED = 300
 """Bytes of what a command wrote to stderr, the last ones."""

@@ -16,6 +16,9 @@ from twinpool.coordinator.registry import OTHER_ROLE
 from twinpool.coordinator.scaler import Member
 from twinpool.errors import InvariantViolation
 
+_AWAITED = "-awaited-"
+"""In the name of a worker that has not joined, between its role and a number."""
+
 
 @dataclass(frozen=True, slots=True)
 class Order:
@@ -53,10 +56,9 @@ class Counts:
     def stop(self, worker_id: str, role: Role, members: Mapping[str, Member]) -> None:
         """One less: this one, which has this role now, or one that is awaited."""
         others = {name: member for name, member in members.items() if name != worker_id}
-        is_awaited = worker_id in self.awaited(members)
         started_as = self._started_as.get(worker_id, role)
         self._wanted[started_as] = max(self._wanted.get(started_as, 0) - 1, self._joined(others)[started_as])
-        if not is_awaited:
+        if worker_id in members or not worker_id.startswith(f"{role}{_AWAITED}"):
             self._gone[worker_id] = started_as
             self._started_as.pop(worker_id, None)
 
@@ -69,7 +71,7 @@ class Counts:
         joined = self._joined(members)
         found: dict[str, Role] = {}
         for role, wanted in self._wanted.items():
-            names = (name for i in count(1) if (name := f"{role}-awaited-{i}") not in members)
+            names = (name for i in count(1) if (name := f"{role}{_AWAITED}{i}") not in members)
             found |= {next(names): role for _ in range(wanted - joined[role])}
         return found
 

@@ -9,7 +9,7 @@ from itertools import count
 
 from twinpool.config import MOST_WORKERS, Role
 from twinpool.coordinator.launch import WorkerSpec
-from twinpool.coordinator.scaler import Premises
+from twinpool.coordinator.scaler import FAILURE_SHOWN_S, Premises
 
 _NUM_BLOCKS = "--num-blocks="
 _DEVICE = "--device="
@@ -26,7 +26,6 @@ class HostScaler:
     def __init__(self, premises: Premises) -> None:
         self._launcher = premises.launcher
         self._premises = premises
-        self._vacated: list[WorkerSpec] = []
 
     def begin(self) -> None:
         """As `Scaler.begin`."""
@@ -42,7 +41,7 @@ class HostScaler:
 
     def failed(self) -> Mapping[str, str]:
         """As `Scaler.failed`."""
-        return self._launcher.failed()
+        return self._launcher.failed(FAILURE_SHOWN_S)
 
     def why_no_start(self) -> str:
         """As `Scaler.why_no_start`: only the bound on workers is known before one tries."""
@@ -53,7 +52,7 @@ class HostScaler:
 
     def start(self, role: Role) -> None:
         """As `Scaler.start`."""
-        place = self._vacated.pop() if self._vacated else self._further_place()
+        place = self._launcher.take_place() or self._further_place()
         arguments = [argument for argument in place.arguments if not argument.startswith(_NUM_BLOCKS)]
         if (num_blocks := self._premises.num_blocks()) is not None:
             arguments.append(f"{_NUM_BLOCKS}{num_blocks}")
@@ -62,8 +61,7 @@ class HostScaler:
 
     def stop(self, worker_id: str, role: Role) -> None:  # noqa: ARG002  # who it is says its name
         """As `Scaler.stop`."""
-        if (spec := self._launcher.retire(worker_id)) is not None:
-            self._vacated.append(spec)
+        self._launcher.retire(worker_id)
 
     def assign(self, worker_id: str, role: Role) -> None:
         """As `Scaler.assign`."""

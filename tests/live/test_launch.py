@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -69,6 +70,7 @@ async def test_a_worker_that_dies_is_started_again_a_bounded_number_of_times() -
     assert reason == "exit status 1"
     assert launcher.exits == [reason] * (1 + RESTARTS_ALLOWED)
     assert not launcher.keeps(Role.DECODE)
+    assert launcher.names() == frozenset(), "its name is free"
 
 
 async def test_a_worker_that_is_started_again_gets_the_pool_that_it_had() -> None:
@@ -119,10 +121,11 @@ async def test_a_retired_worker_ends_and_its_name_is_free() -> None:
         async with asyncio.timeout(DEADLINE_S):
             await launcher.has_started.wait()
             launcher.assign(SPEC.worker_id, Role.PREFILL)
-            retired = launcher.retire(SPEC.worker_id)
-            assert retired is not None
-            assert (retired.role, launcher.kept()) == (Role.PREFILL, [])
-            assert launcher.retire(SPEC.worker_id) is None
+            launcher.retire(SPEC.worker_id)
+            assert launcher.kept() == []
+            assert launcher.take_place() == replace(SPEC, role=Role.PREFILL)
+            launcher.retire(SPEC.worker_id)
+            assert launcher.take_place() is None
             await asyncio.gather(*(running.task for running in launcher._running.values() if running.task))
         assert (launcher.num_starts, launcher.exits) == (1, ["killed by SIGTERM"])
         assert launcher.names() == frozenset()

@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
-import pytest
 from support.coordinator_core import CoreDriver, register, submission
+from support.pool_wishes import agreed, change, declined, generating, takes_role, three
 
 from twinpool.config import MOST_WORKERS, Role
 from twinpool.coordinator.custody import HANDED_ON
 from twinpool.coordinator.events import (
-    Agree,
     ChangeRole,
     Command,
-    Decline,
     Drain,
     DrainWorker,
     EndProcess,
-    Event,
     FromWorker,
     Reassign,
     Retire,
@@ -27,7 +21,7 @@ from twinpool.coordinator.events import (
     Tick,
     WorkerLost,
 )
-from twinpool.coordinator.pool_plan import ChangeKind, PoolChange, Seat, changes_to
+from twinpool.coordinator.pool_plan import ChangeKind, PoolChange
 from twinpool.errors import PoolRefused, UnknownWorker
 from twinpool.messages import Left, Prefill, Reserve, Stop, TakeRole
 from twinpool.metrics import CoordinatorMetric
@@ -35,54 +29,6 @@ from twinpool.request import FinishReason
 
 P, D = Role.PREFILL, Role.DECODE
 ROLE, DRAIN, START = ChangeKind.ROLE, ChangeKind.DRAIN, ChangeKind.START
-
-
-def three(**settings: Any) -> CoreDriver:
-    """Prefill worker P, decode workers D and E, linked."""
-    driver = CoreDriver(**settings)
-    driver.pair()
-    driver.join("E", Role.DECODE)
-    driver.link("P", "E")
-    driver.sent.clear()
-    return driver
-
-
-def agreed(commands: list[Command]) -> tuple[PoolChange, ...]:
-    (answer,) = [command for command in commands if isinstance(command, Agree | Decline)]
-    assert isinstance(answer, Agree), answer
-    return answer.changes
-
-
-def declined(driver: CoreDriver, wish: Event) -> str:
-    """Why it is not done; nothing of it was begun."""
-    commands = driver.do(wish)
-    (answer,) = [command for command in commands if isinstance(command, Agree | Decline)]
-    assert isinstance(answer, Decline), answer
-    assert not any(isinstance(command, Reassign | Retire | StartWorker) for command in commands)
-    return answer.error.message
-
-
-def change(driver: CoreDriver, worker_id: str, role: Role, wait_s: float = 1.0) -> list[Command]:
-    return driver.do(ChangeRole("t", worker_id, role, wait_s))
-
-
-def generating(driver: CoreDriver, request_id: str = "r") -> str:
-    """A request that has been handed off and has two tokens; returns the decode worker that has it."""
-    driver.submit(request_id, max_tokens=8)
-    (reserved,) = [send for send in driver.sent if isinstance(send.message, Reserve)]
-    driver.report(request_id=request_id)
-    driver.token("P", 0, request_id=request_id)
-    driver.handoff(worker_id=reserved.worker_id, request_id=request_id)
-    driver.token(reserved.worker_id, 1, request_id=request_id)
-    driver.sent.clear()
-    return reserved.worker_id
-
-
-def takes_role(driver: CoreDriver, worker_id: str, role: Role) -> None:
-    """The worker's process does as it was told, and comes back in its new role."""
-    driver.say(worker_id, Left(f"becomes {role}"))
-    before = driver.incarnations[worker_id]
-    driver.join(worker_id, role, incarnation="again", succeeds=before)
 
 
 # ── a role ──────────────────────────────────────────────────────────────────────────────────────────────────
@@ -155,6 +101,7 @@ def test_a_request_that_fits_nowhere_else_ends_where_it_is() -> None:
     assert generating(driver) == "L"
     driver.core._custody.requests["r"].submission = submission("r", max_tokens=1500)
     driver.join("S", D, num_blocks=64)
+    driver.link("P", "S")
     change(driver, "L", P, wait_s=0.0)
     assert driver.sent_to("L") == []
     driver.token("L", 2, FinishReason.STOP)
@@ -239,6 +186,14 @@ def test_a_worker_that_dies_while_it_is_drained_is_not_started_again() -> None:
     assert Retire(leaver, D) in driver.do(WorkerLost(leaver, driver.incarnations[leaver], "killed"))
 
 
+def test_a_server_that_stops_takes_nobody_out_of_what_is_kept() -> None:
+    driver = three()
+    leaver = generating(driver)
+    driver.do(DrainWorker("t", leaver, 60.0))
+    driver.do(Drain())
+    assert Retire(leaver, D) not in driver.do(WorkerLost(leaver, driver.incarnations[leaver], "killed"))
+
+
 # ── refusals ────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -276,7 +231,9 @@ def test_colocated_workers_are_no_two_pools() -> None:
     assert "C is colocated" in declined(driver, SetPools("t", 1, 1, 0, {}))
     assert "does both" in declined(driver, ChangeRole("t", "C", P, 0))
     assert agreed(driver.do(DrainWorker("t", "C", 0.0))) == (PoolChange(DRAIN, Role.COLOCATED, "C"),)
-    assert "K is the last colocated worker" in declined(driver, DrainWorker("t", "K", 0))
+    told = declined(driver, DrainWorker("t", "K", 0))
+    assert "K is the last colocated worker" in told
+    assert "another first, like with `twinpool worker --role colocated`" in told
 
 
 # ── numbers ─────────────────────────────────────────────────────────────────────────────────────────────────
@@ -305,46 +262,13 @@ def test_where_nobody_can_start_workers_nothing_is_begun() -> None:
     assert agreed(driver.do(SetPools("t", 2, 1, 0.0, {}, "run `twinpool worker` there")))
 
 
-SETTLED = (Seat("p", P, (2, 9)), Seat("q", P, (1, 4)), Seat("d", D, (3, 1)), Seat("e", D, (0, 0)))
-
-
-@pytest.mark.parametrize(
-    ("wanted", "seats", "changes"),
-    [
-        ({P: 2, D: 2}, SETTLED, []),
-        ({P: 1, D: 3}, SETTLED, [PoolChange(ROLE, D, "q")]),
-        ({P: 3, D: 1}, SETTLED, [PoolChange(ROLE, P, "e")]),
-        ({P: 4, D: 1}, SETTLED, [PoolChange(ROLE, P, "e"), PoolChange(START, P)]),
-        ({P: 1, D: 2}, SETTLED, [PoolChange(DRAIN, P, "q")]),
-        ({P: 1, D: 1}, SETTLED, [PoolChange(DRAIN, P, "q"), PoolChange(DRAIN, D, "e")]),
-        ({P: 2, D: 3}, SETTLED, [PoolChange(START, D)]),
-        # One that comes is not waited for, and the only one that is there does not leave.
-        (
-            {P: 1, D: 2},
-            (Seat("p", P), Seat("new", P, is_settled=False), Seat("d", D)),
-            [PoolChange(START, D), PoolChange(DRAIN, P, "new")],
-        ),
-        # A hybrid keeps its role.
-        (
-            {P: 1, D: 2},
-            (Seat("p", P, may_change=False), Seat("q", P, may_change=False), Seat("d", D)),
-            [PoolChange(START, D), PoolChange(DRAIN, P, "p")],
-        ),
-    ],
-)
-def test_a_plan_moves_the_least_loaded_and_starts_or_drains_the_rest(
-    wanted: Mapping[Role, int], seats: tuple[Seat, ...], changes: list[PoolChange]
-) -> None:
-    found = changes_to(wanted, seats)
-    assert sorted(found, key=repr) == sorted(changes, key=repr)
-
-
 def test_two_operators_who_want_the_opposite_at_once_get_one_of_both_and_a_refusal() -> None:
     driver = three()
     assert agreed(driver.do(SetPools("one", 2, 1, 0.0, {}))) == (PoolChange(ROLE, P, "D"),)
     assert "try again when they have come" in declined(driver, SetPools("two", 1, 2, 0.0, {}))
     assert agreed(driver.do(SetPools("three", 2, 1, 0.0, {}))) == ()
     takes_role(driver, "D", P)
+    driver.link("D", "E")
     assert agreed(driver.do(SetPools("two", 1, 2, 0.0, {}))) == (PoolChange(ROLE, D, "P"),)
 
 
@@ -368,17 +292,3 @@ def test_a_worker_that_is_on_its_way_is_not_called_back_and_one_that_dies_then_c
     driver.link(leaver, {"D": "E", "E": "D"}[leaver])
     assert driver.core.registry.get(leaver).stays  # type: ignore[union-attr]
     assert agreed(change(driver, leaver, P)) == ()
-
-
-def test_who_comes_from_another_role_is_not_sent_away_meanwhile() -> None:
-    seats = (Seat("p", P), Seat("q", P, is_settled=False, is_changing=True), Seat("d", D))
-    assert changes_to({P: 2, D: 1}, seats) == []
-    with pytest.raises(PoolRefused, match="try again when they have come"):
-        changes_to(
-            {P: 1, D: 1},
-            (
-                Seat("q", P, is_settled=False, is_changing=True),
-                Seat("r", P, is_settled=False, is_changing=True),
-                Seat("d", D),
-            ),
-        )

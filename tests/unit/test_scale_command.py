@@ -107,6 +107,18 @@ def test_who_is_awaited_has_a_name_and_can_be_stopped_by_it() -> None:
     assert made.awaited(members) == {}
 
 
+def test_of_those_that_are_called_off_before_they_come_the_tool_learns_no_name() -> None:
+    members = here(p=P, d=D)
+    made = counts(P, D)
+    made.start(D, members)
+    made.start(D, members)
+    assert made.next_order() == Order(D, 3)
+    made.done()
+    made.stop("decode-awaited-1", D, members)
+    made.stop("decode-awaited-2", D, members)
+    assert made.next_order() == Order(D, 1)
+
+
 def test_what_could_not_be_told_is_not_wanted_any_more() -> None:
     made = counts(P, D, D)
     made.stop("d", D, here(p=P, e=D) | {"d": LEAVING})
