@@ -87,7 +87,7 @@ def test_engines_that_begin_anew_go_on_where_the_others_were(model: Path) -> Non
         assert profiling._engines != engines
         assert [each.cpu_s() for each in engines] == [0.0] * len(engines), "they have ended"
         assert all(each.cpu_s() > 0 for each in profiling._engines)
-        assert len(profiling._sampler._turns) == len(first) + len(second)
+        assert profiling._sampler._num_turns == len(first) + len(second)
     assert first
     assert second
 
