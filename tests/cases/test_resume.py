@@ -142,11 +142,16 @@ def test_a_preempted_sequence_starts_over_or_asks_for_a_transfer_that_comes_only
 def test_a_killed_decode_worker_ends_its_streams_or_doubles_a_token(
     split: Server, undisturbed: Undisturbed
 ) -> None:
-    """P3, C5: SIGKILL of the only decode worker in mid-stream. A new process of the same name takes its place."""
-    with all_at_once(split, undisturbed) as ids:
-        wait_for_tokens(split, 80)
-        disturb(split, "decode-0", signal.SIGKILL)
-    assert was_lost(split, ids)
+    """P3, C5: SIGKILL of the only decode worker in mid-stream; on a busy machine it may come after the end of all.
+    A new process of the same name takes its place."""
+    for _ in range(TRIES):
+        with all_at_once(split, undisturbed) as ids:
+            wait_for_tokens(split, 80)
+            disturb(split, "decode-0", signal.SIGKILL)
+        if was_lost(split, ids):
+            return
+        wait_for("the next decode worker", lambda: split.get("/ready").status_code == 200, 30)
+    pytest.fail(f"all had ended before decode was killed, {TRIES} times")
 
 
 def test_a_killed_prefill_worker_leaves_its_transfers_waiting(

@@ -63,7 +63,10 @@ def test_a_timeout_fires_in_one_pool_only(split: Server, visit: Visit) -> None:
         if finish != "length":  # else it was over before decode stood still
             break
     assert (finish, reason) == ("error", "timeout")
-    answer = ask(split, prompt="A long story", **short | {"timeout": 0.1, "max_tokens": 900})
+    for _ in range(TRIES):
+        answer = ask(split, prompt="A long story", **short | {"timeout": 0.1, "max_tokens": 900})
+        if answer.finish != "length":  # else a busy machine let decode end before anybody looked at the time
+            break
     assert (answer.status, answer.finish) == (504, "error")
 
 
