@@ -150,7 +150,6 @@ class Pools:
             },
             seats,
         )
-        self._require_nobody_unknown(wish, changes)
         num_starts = sum(change.kind is ChangeKind.START for change in changes)
         if num_starts and wish.why_no_start:
             raise PoolRefused(wish.why_no_start)
@@ -190,16 +189,6 @@ class Pools:
                 )
         coming = [(worker_id, role) for worker_id, role in wish.kept.items() if worker_id not in here]
         return seats + [Seat(worker_id, role, is_settled=False) for worker_id, role in coming]
-
-    def _require_nobody_unknown(self, wish: SetPools, changes: Sequence[PoolChange]) -> None:
-        """Who keeps workers by numbers alone awaits by another name one that is between two roles: it must not be told
-        that there is one too many."""
-        ended = [change.worker_id for change in changes if change.kind is ChangeKind.DRAIN]
-        awaited = [name for name in ended if self._registry.get(name) is None]
-        if awaited and (unknown := self._registry.changing.keys() - wish.kept.keys()):
-            raise PoolRefused(
-                f"{min(unknown)} is changing its role, and may be {awaited[0]}; try again when it has come"
-            )
 
     def _require_others(self, worker: Worker) -> None:
         if self._others(worker):

@@ -136,12 +136,12 @@ class Coordinator:
         return self._shell.pool_desk
 
     def members(self) -> Mapping[str, Member]:
-        """The workers that have joined, by id."""
+        """The workers that have joined, by id, also while they change their role."""
         return {
             worker.worker_id: Member(
                 worker.role, worker.departure is not None and worker.departure.role is None
             )
-            for worker in self._core.registry
+            for worker in (*self._core.registry.changing.values(), *self._core.registry)
         }
 
     def least_num_blocks(self) -> int | None:

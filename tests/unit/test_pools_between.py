@@ -6,10 +6,12 @@ import pytest
 from support.coordinator_core import CoreDriver
 from support.pool_wishes import agreed, change, declined, generating, takes_role, three
 
-from twinpool.config import Role
+from twinpool.config import CoordinatorConfig, Role
 from twinpool.coordinator.events import ChangeRole, DrainWorker, SetPools
 from twinpool.coordinator.pool_plan import ChangeKind, PoolChange
 from twinpool.coordinator.pool_status import pool_status
+from twinpool.coordinator.scaler import Member
+from twinpool.coordinator.server import Coordinator
 from twinpool.messages import Left, LinkFailed, TakeRole
 
 P, D = Role.PREFILL, Role.DECODE
@@ -137,13 +139,10 @@ def test_who_was_lost_before_it_left_is_not_counted_on() -> None:
     assert driver.core.registry.changing == {}
 
 
-def test_one_that_may_be_the_worker_between_two_roles_is_not_called_off() -> None:
-    """Who knows numbers only awaits it as what it was started as."""
-    driver = three()
+def test_the_server_counts_a_worker_that_is_between_two_roles_among_its_members() -> None:
+    driver, server = three(), Coordinator(CoordinatorConfig(), (), on_failure=lambda _: None)
+    server._core = driver.core
     between(driver)
-    kept = {"P": P, "D": D, "decode-awaited-1": D}
-    assert "E is changing its role, and may be decode-awaited-1" in declined(
-        driver, SetPools("t", 2, 1, 0.0, kept)
-    )
+    assert server.members().keys() == {"P", "D", "E"}
     takes_role(driver, "E", P)
-    assert agreed(driver.do(SetPools("t", 2, 1, 0.0, {"P": P, "D": D, "E": P}))) == ()
+    assert server.members()["E"] == Member(P)
