@@ -276,7 +276,7 @@ class Sampler:
 
 
 def _sample(
-    kind: Kind, seconds: Sequence[float], before: Sequence[float], usual_s: float | None = None
+    kind: Kind, seconds: Sequence[float], before: Sequence[float], usual: float | None = None
 ) -> StepSample:
     case = kind.case
     return StepSample(
@@ -284,7 +284,7 @@ def _sample(
         name=case.name,
         shape=tuple(case.shape),
         num_busy=kind.num_busy,
-        seconds=statistics.fmean(_within_reason(seconds)) if usual_s is None else usual_s,
+        seconds=statistics.fmean(_within_reason(seconds)) if usual is None else usual,
         spread=spread(seconds),
         num_runs=len(seconds),
         each_s=tuple(seconds),

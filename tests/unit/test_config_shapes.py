@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.made_configs import BARE_LLAMA_8B, shape_of
 
 from twinpool.cli import main
-from twinpool.planner.times.config_shapes import of_directory
-from twinpool.planner.times.model_shapes import SHAPES, ModelShape, named_quantization
+from twinpool.planner.times.model_shapes import SHAPES, named_quantization
 
 GPT2 = {
     "model_type": "gpt2",
@@ -30,17 +29,6 @@ FALCON_7B = {
     "new_decoder_architecture": False,
     "vocab_size": 65024,
 }
-LLAMA_8B = {
-    "model_type": "llama",
-    "num_hidden_layers": 32,
-    "hidden_size": 4096,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "intermediate_size": 14336,
-    "vocab_size": 128256,
-    "hidden_act": "silu",
-    "tie_word_embeddings": False,
-}
 GEMMA_2_9B = {
     "model_type": "gemma2",
     "num_hidden_layers": 42,
@@ -54,7 +42,7 @@ GEMMA_2_9B = {
     "sliding_window": 4096,
 }
 QWEN_MOE = {
-    **LLAMA_8B,
+    **BARE_LLAMA_8B,
     "model_type": "qwen2_moe",
     "num_hidden_layers": 24,
     "hidden_size": 2048,
@@ -245,7 +233,7 @@ PUBLISHED: dict[str, tuple[dict[str, Any], int, int]] = {
     "Qwen/Qwen1.5-MoE-A2.7B": (QWEN_MOE, 14_315_784_192, 16),
     "deepseek-ai/DeepSeek-V2-Lite": (
         {
-            **LLAMA_8B,
+            **BARE_LLAMA_8B,
             "model_type": "deepseek_v2",
             "num_hidden_layers": 27,
             "hidden_size": 2048,
@@ -271,11 +259,6 @@ PUBLISHED: dict[str, tuple[dict[str, Any], int, int]] = {
 }
 """Of each model its config.json as far as sizes go, its parameters as its card or its files count them (embeddings once
 where the head is the same; GPT-J's card says 2.5 M more than are in its files), and its KV heads."""
-
-
-def shape_of(folder: Path, config: dict[str, Any]) -> ModelShape:
-    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    return of_directory(folder)
 
 
 @pytest.mark.parametrize("name", PUBLISHED)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.made_configs import LLAMA_8B, write_config
 
 from twinpool.cli import main
 from twinpool.errors import ConfigError, ModelError
@@ -36,19 +37,6 @@ ROUNDED = {
     "kimi-k2": 1_026e9,
     "minimax-m2": 229e9,
 }
-LLAMA_8B: dict[str, Any] = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "num_hidden_layers": 32,
-    "hidden_size": 4096,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "intermediate_size": 14336,
-    "vocab_size": 128256,
-    "max_position_embeddings": 131072,
-    "hidden_act": "silu",
-    "tie_word_embeddings": False,
-}
 QWEN3_MOE: dict[str, Any] = {
     "architectures": ["Qwen3MoeForCausalLM"],
     "model_type": "qwen3_moe",
@@ -65,11 +53,6 @@ QWEN3_MOE: dict[str, Any] = {
     "hidden_act": "silu",
     "tie_word_embeddings": False,
 }
-
-
-def write_config(folder: Path, config: dict[str, Any]) -> Path:
-    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    return folder
 
 
 @pytest.mark.parametrize("name", PARAMETERS)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from itertools import groupby
 
@@ -22,15 +21,35 @@ PLAN = StepPlan(
 STEP_S = 0.005
 
 
+class MadeTime:
+    """In place of the module `time`: it passes where somebody says so."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+@pytest.fixture(autouse=True)
+def made_time(monkeypatch: pytest.MonkeyPatch) -> MadeTime:
+    made = MadeTime()
+    monkeypatch.setattr(engine_runs, "time", made)
+    return made
+
+
 class CountedEngine(Engine):
-    """Runs nothing, and remembers the batch of each row of steps and how many it had."""
+    """Runs nothing, which takes `STEP_S`, and remembers the batch of each row of steps and how many it had."""
 
     def __init__(self) -> None:
         self.rows: list[tuple[int, int]] = []
 
     def seconds(self, pieces: Sequence[Piece], times: int) -> tuple[float, ...]:
         self.rows.append((0 if pieces[0].count > 1 else len(pieces), times))
-        time.sleep(STEP_S)
+        engine_runs.time.sleep(STEP_S)
         return (STEP_S,) * times
 
 

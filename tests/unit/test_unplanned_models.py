@@ -2,32 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.made_configs import BARE_LLAMA_8B, shape_of
 
 from twinpool.errors import ModelError
-from twinpool.planner.times.config_shapes import of_directory
-from twinpool.planner.times.model_shapes import SHAPES, ModelShape
-
-LLAMA_8B = {
-    "model_type": "llama",
-    "num_hidden_layers": 32,
-    "hidden_size": 4096,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "intermediate_size": 14336,
-    "vocab_size": 128256,
-    "hidden_act": "silu",
-    "tie_word_embeddings": False,
-}
-
-
-def shape_of(folder: Path, config: dict[str, Any]) -> ModelShape:
-    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    return of_directory(folder)
+from twinpool.planner.times.model_shapes import SHAPES
 
 
 @pytest.mark.parametrize(
@@ -81,7 +63,7 @@ def test_what_changes_sizes_and_is_not_read_is_refused_by_its_name(
     fields: dict[str, Any], words: str, tmp_path: Path
 ) -> None:
     with pytest.raises(ModelError, match=words):
-        shape_of(tmp_path, {**LLAMA_8B, **fields})
+        shape_of(tmp_path, {**BARE_LLAMA_8B, **fields})
 
 
 def test_keys_that_say_that_all_layers_are_alike_change_nothing(tmp_path: Path) -> None:
@@ -95,5 +77,5 @@ def test_keys_that_say_that_all_layers_are_alike_change_nothing(tmp_path: Path) 
         "v_head_dim": 128,
         "word_embed_proj_dim": 4096,
     }
-    found = shape_of(tmp_path, {**LLAMA_8B, **alike})
+    found = shape_of(tmp_path, {**BARE_LLAMA_8B, **alike})
     assert found.num_parameters == SHAPES["llama-3.1-8b"].num_parameters
